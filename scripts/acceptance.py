@@ -340,6 +340,12 @@ STEPS: tuple[Step, ...] = (
         every(limits(("different", "==", [])), each(p.all_rows_drawn)),
     ),
     Step(
+        "random-drafts",
+        "100 000 tokens with random drafts, in caches saved, branched and rewound, are plain decoding's.",
+        tuple(("benchmarks/random_drafts.py", "--model", model) for model in ("qwen3moe", "gemma3")),
+        limits(("different_texts", "==", 0), ("compared", ">=", 100_000)),
+    ),
+    Step(
         "forms",
         "Answers of 300 random schemas and calls of 100 random sets of tools are valid, and masks follow steps back.",
         (("benchmarks/forms_checked.py",),),

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from edgespec.calibration.timing import Scope, measure_target
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import read_header
@@ -152,6 +153,21 @@ def test_sequences_that_share_a_forward_share_its_experts(mixture: Path) -> None
             ) == {OK}
             counts.append(batch.api.es_experts_read(batch.pointer))
         assert counts[0] == 4 <= counts[1] <= 8
+
+
+def test_a_mixture_is_timed_with_the_experts_that_it_reads(mixture: Path) -> None:
+    scope = Scope(widths=(1, 2, 8), repetitions=2)
+    with load_native(mixture, NativeSettings()) as model:
+        steps = measure_target(model, 200, scope, text=some_tokens(mixture, 60))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                times, _ = done.value
+                break
+    assert times.experts[0] == 4 < times.experts[1] < times.experts[2] <= 12
+    assert times.curves.experts is not None
+    assert 0 <= times.expert_s * 4 <= times.forward_s[0][0] * 1.01
 
 
 def test_a_models_facts_name_its_experts(mixture: Path) -> None:
