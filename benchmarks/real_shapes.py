@@ -1,0 +1,432 @@
+"""How fast are our kernels and llama.cpp on files of real shapes with random weights?
+
+Writes a file of each shape with the published mixture of Q4_K_M types, its blocks drawn at random, and times both
+runtimes on it: T(1), T(2), T(4), T(8), a prompt of 512 tokens, and loading. Each runtime runs in a separate process,
+in turns, so that one model is in memory at a time. llama.cpp counts with its fastest setting: weights repacked or as
+in the file, with all threads or half of them. Prepared weights are not written to a disk. Where file and prepared
+weights exceed 18 GiB, the file has a third of the layers, and the table says so. Text of such weights means nothing.
+
+Of a mixture of experts the forwards also say what is predicted of them: the calibrated T(w), and the seconds of an
+expert for each that a forward reads more or less than calibrated. Rows of one token read the fewest.
+
+    python -m benchmarks.real_shapes SHAPE [SHAPE ...] [--folder FOLDER] [--threads N] [--turns N] [--page FILE]
+
+Prints a JSON object for each shape, and a table, which --page puts in the place of the page's own. Requires an idle
+machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from edgespec.architectures.shape import HEAD, ROPE_FACTORS, ROUTER, Part, Sizes, layer_parts
+from edgespec.architectures.table import find
+from edgespec.calibration.timing import Scope, measure_target
+from edgespec.files.model_file import read_model_file
+from edgespec.interfaces.model import Model, Sequence as TokenSequence
+from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.model import load_model
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
+
+WIDTHS = (1, 2, 4, 8)
+CONTEXT, PROMPT = 96, 512
+PASSES, PROMPTS = 7, 3
+MOST_BYTES = 18 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealShape:
+    """The numbers of a published model. ``used`` of its experts are used by a row."""
+
+    architecture: str
+    sizes: Sizes
+    vocabulary: int
+    rope_base: float
+    tied: bool = False
+    used: int = 0
+
+
+def _qwen3(layers: int, width: int, inner: int, *, tied: bool) -> RealShape:
+    sizes = Sizes(layers=layers, context=40960, width=width, inner=inner, heads=32, kv_heads=8, head=128)
+    return RealShape(architecture="qwen3", sizes=sizes, vocabulary=151936, rope_base=1e6, tied=tied)
+
+
+SHAPES: dict[str, RealShape] = {
+    "Llama-3.2-3B": RealShape(
+        architecture="llama",
+        sizes=Sizes(layers=28, context=131072, width=3072, inner=8192, heads=24, kv_heads=8, head=128),
+        vocabulary=128256,
+        rope_base=5e5,
+        tied=True,
+    ),
+    "Qwen3-4B": _qwen3(36, 2560, 9728, tied=True),
+    "Qwen3-8B": _qwen3(36, 4096, 12288, tied=False),
+    "Qwen3-30B-A3B": RealShape(
+        architecture="qwen3moe",
+        sizes=Sizes(layers=48, context=40960, width=2048, inner=768, heads=32, kv_heads=4, head=128, experts=128),
+        vocabulary=151936,
+        rope_base=1e6,
+        used=8,
+    ),
+    # For a run that takes seconds.
+    "small": RealShape(
+        architecture="qwen3moe",
+        sizes=Sizes(layers=2, context=2048, width=256, inner=256, heads=4, kv_heads=2, head=64, experts=16),
+        vocabulary=1000,
+        rope_base=1e6,
+        used=4,
+    ),
+}
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+def has_more_bits(layer: int, layers: int) -> bool:
+    """Whether Q4_K_M has a layer's values and second feed-forward matrices in Q6_K, as llama.cpp writes it."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def type_of(role: str, part: Part, layer: int, layers: int) -> str:
+    if part.columns is None or role == ROUTER:
+        return "F32"
+    return "Q6_K" if role in ("attn_v", "ffn_down") and has_more_bits(layer, layers) else "Q4_K"
+
+
+def blocks(draw: np.random.Generator, kind: str, rows: int, columns: int) -> np.ndarray:
+    """Rows of random blocks, whose numbers have about the spread of 1 / sqrt(columns) around 0."""
+    if kind == "F32":
+        return np.float32(2.0 / np.sqrt(columns)) * draw.standard_normal((rows, columns), dtype=np.float32)
+    block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    raw = np.frombuffer(draw.bytes(rows * columns // 256 * block_bytes), dtype=np.uint8).copy()
+    raw = raw.reshape(-1, block_bytes)
+    # Codes of Q4_K are 0 to 15 and its scales 0 to 63, those of Q6_K -32 to 31 and -128 to 127, all equally often.
+    if kind == "Q4_K":
+        scale = 1.0 / (256.0 * np.sqrt(columns))
+        raw[:, 0:2] = np.array([scale], dtype="<f2").view(np.uint8)
+        raw[:, 2:4] = np.array([7.5 * scale], dtype="<f2").view(np.uint8)
+    else:
+        raw[:, 208:210] = np.array([1.0 / (1370.0 * np.sqrt(columns))], dtype="<f2").view(np.uint8)
+    return raw.reshape(rows, -1)
+
+
+def tensors_of(shape: RealShape) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Each tensor's name, lengths as in numpy, and type."""
+    sizes, form = shape.sizes, find(shape.architecture)
+    table = (shape.vocabulary, sizes.width)
+    yield "token_embd.weight", table, "Q6_K" if shape.tied else "Q4_K"
+    if shape.architecture == "llama":
+        yield ROPE_FACTORS, (sizes.head // 2,), "F32"
+    yield "output_norm.weight", (sizes.width,), "F32"
+    if not shape.tied:
+        yield HEAD, table, "Q6_K"
+    for layer in range(sizes.layers):
+        parts = {part.tensor: (role, part) for role, part in layer_parts(form, sizes, (), layer)}
+        for name, (role, part) in parts.items():
+            yield name, part.shape[::-1], type_of(role, part, layer, sizes.layers)
+
+
+def bytes_of(shape: RealShape) -> int:
+    """Bytes of the file's tensors."""
+    total = 0
+    for _name, lengths, kind in tensors_of(shape):
+        elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        total += int(np.prod(lengths)) // elements * size
+    return total
+
+
+def that_fits(shape: RealShape) -> RealShape:
+    """The shape, with a third of its layers if file and prepared weights would exceed MOST_BYTES."""
+    if 2 * bytes_of(shape) <= MOST_BYTES:
+        return shape
+    return replace(shape, sizes=replace(shape.sizes, layers=shape.sizes.layers // 3))
+
+
+def write_shape(shape: RealShape, path: Path) -> None:
+    """Write the file, a tensor at a time."""
+    sizes, writer = shape.sizes, gguf.GGUFWriter(str(path), shape.architecture)
+    writer.add_context_length(sizes.context)
+    writer.add_block_count(sizes.layers)
+    writer.add_embedding_length(sizes.width)
+    writer.add_feed_forward_length(sizes.inner * max(1, shape.used))
+    writer.add_head_count(sizes.heads)
+    writer.add_head_count_kv(sizes.kv_heads)
+    writer.add_key_length(sizes.head)
+    writer.add_value_length(sizes.head)
+    writer.add_rope_dimension_count(sizes.head)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocabulary)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    if shape.used:
+        writer.add_expert_count(sizes.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(sizes.inner)
+    tokens = [b"<unk>", b"<s>", b"</s>", *(f"<0x{byte:02X}>".encode() for byte in range(256))]
+    tokens += [f"\u2581t{number}".encode() for number in range(len(tokens), shape.vocabulary)]
+    kind = gguf.TokenType
+    types = [kind.UNKNOWN, kind.CONTROL, kind.CONTROL, *[kind.BYTE] * 256]
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(rank) for rank in range(len(tokens))])
+    writer.add_token_types([*map(int, types), *[int(kind.NORMAL)] * (len(tokens) - len(types))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    draw, listed = np.random.default_rng(7), list(tensors_of(shape))
+    for name, lengths, quant in listed:
+        elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[quant]]
+        byte_lengths = (*lengths[:-1], lengths[-1] // elements * size)
+        raw = None if quant == "F32" else gguf.GGMLQuantizationType[quant]
+        writer.add_tensor_info(
+            name,
+            lengths if raw is None else byte_lengths,
+            np.dtype(np.float32 if raw is None else np.uint8),
+            int(np.prod(byte_lengths)),
+            raw_dtype=raw,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _name, lengths, quant in listed:
+        if len(lengths) == 1:
+            writer.write_tensor_data(np.ones(lengths, np.float32))
+        else:
+            writer.write_tensor_data(blocks(draw, quant, int(np.prod(lengths[:-1])), lengths[-1]))
+    writer.close()
+
+
+# ------------------------------------------------------------------------------------------------------- times
+
+
+def random_tokens(count: int, vocabulary_size: int, seed: int = 1) -> list[int]:
+    return random.Random(seed).choices(range(vocabulary_size), k=count)
+
+
+def time_forwards(model: Model, passes: int) -> dict[int, float]:
+    """Median seconds by width, measured alternately."""
+    tokens = random_tokens(CONTEXT + max(WIDTHS), model.facts.vocabulary_size)
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    with closing(model.open(CONTEXT + max(WIDTHS))) as sequence:
+        sequence.forward(tokens[:CONTEXT], 0)
+
+        def measure() -> None:
+            for turn in range(passes + 1):
+                for width in WIDTHS:
+                    seconds = seconds_of(sequence, tokens[CONTEXT : CONTEXT + width])
+                    if turn:
+                        times[width].append(seconds)
+
+        sequence.run(measure)
+    return {width: statistics.median(seconds) for width, seconds in times.items()}
+
+
+def seconds_of(sequence: TokenSequence, tokens: Sequence[int]) -> float:
+    """Of a forward at CONTEXT, with the choice of the best tokens."""
+    sequence.rewind(CONTEXT)
+    started = time.perf_counter()
+    sequence.forward(tokens, len(tokens)).argmax()
+    return time.perf_counter() - started
+
+
+def time_prompt(model: Model, turns: int) -> float:
+    tokens, found = random_tokens(PROMPT, model.facts.vocabulary_size, 2), []
+    with closing(model.open(PROMPT)) as sequence:
+        for _ in range(turns):
+            sequence.rewind(0)
+            started = time.perf_counter()
+            sequence.forward(tokens, 1).argmax()
+            found.append(time.perf_counter() - started)
+    return statistics.median(found)
+
+
+def predicted_ratios(model: NativeModel, passes: int) -> dict[int, list[float]]:
+    """By width, the predicted seconds of forwards over the measured ones, from many experts to few.
+
+    Predicted from a calibration on other tokens: its T(w), and its seconds for each expert more or less than counted.
+    """
+    size = model.facts.vocabulary_size
+    text = random_tokens(4 * CONTEXT, size, 3)
+    steps = measure_target(model, 2 * CONTEXT, Scope(widths=WIDTHS, repetitions=passes), text=text)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            curves = done.value[0].curves
+            break
+    experts = curves.experts
+    assert experts is not None
+    found: dict[int, list[float]] = {}
+    with model.open(CONTEXT + max(WIDTHS)) as sequence:
+        sequence.forward(text[:CONTEXT], 0)
+        tokens = random_tokens(max(WIDTHS), size, 4)
+        for width, others in itertools.product(WIDTHS[1:], (1.0, 0.5, 0.0)):
+            different = max(1, round(others * width))
+            fed = [tokens[at % different] for at in range(width)]
+            seconds = statistics.median(seconds_of(sequence, fed) for _ in range(passes))
+            more = sequence.experts_read - experts.read_by(width)
+            predicted = curves.at(CONTEXT).seconds(width) + experts.expert_s * more
+            found.setdefault(width, []).append(round(predicted / seconds, 3))
+    return found
+
+
+def ours(path: Path, threads: int, passes: int) -> list[dict[str, Any]]:
+    started = time.perf_counter()
+    with load_native(read_model_file(path), NativeSettings(threads=threads)) as model:
+        found: dict[str, Any] = {"setting": f"{threads} threads", "load_s": time.perf_counter() - started}
+        found |= {"forward_s": time_forwards(model, passes), "prompt_s": time_prompt(model, PROMPTS)}
+        if model.facts.mixture is not None:
+            found["predicted"] = predicted_ratios(model, passes)
+    return [found]
+
+
+def llamas(path: Path, threads: int, passes: int) -> list[dict[str, Any]]:
+    """llama.cpp in each setting that may be its fastest, one after the other."""
+    found = []
+    for repack in (True, False):
+        started = time.perf_counter()
+        settings = LlamaSettings(threads=threads, repack=repack, kv_type="f16")
+        with load_model(read_model_file(path), settings) as whole:
+            load_s = time.perf_counter() - started
+            for count in sorted({threads, max(1, threads // 2)}):
+                with whole.with_settings(threads=count) as model:
+                    weights = "repacked" if repack else "as in the file"
+                    found.append(
+                        {
+                            "setting": f"{weights}, {count} threads",
+                            "load_s": load_s,
+                            "forward_s": time_forwards(model, passes),
+                            "prompt_s": time_prompt(model, PROMPTS),
+                        }
+                    )
+    return found
+
+
+RUNTIMES = {"native": ours, "llama": llamas}
+
+
+def in_its_process(runtime: str, path: Path, threads: int, passes: int) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "benchmarks.real_shapes", "--child", runtime, str(path)]
+    done = subprocess.run(
+        [*command, "--threads", str(threads), "--passes", str(passes)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------ report
+
+
+def report_of(name: str, layers: int, turns: Sequence[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Medians of the turns. Forwards are llama.cpp's in its setting with the least T(1), prompts in that with the
+    fastest prompt.
+    """
+
+    def median(runtime: str, setting: int, what: str, width: int | None = None) -> float:
+        values = [turn[runtime][setting][what] for turn in turns]
+        return statistics.median(float(value if width is None else value[str(width)]) for value in values)
+
+    settings = range(len(turns[0]["llama"]))
+    fastest = min(settings, key=lambda own: median("llama", own, "forward_s", 1))
+    prompts = min(settings, key=lambda own: median("llama", own, "prompt_s"))
+    own_s = {width: median("native", 0, "forward_s", width) for width in WIDTHS}
+    their_s = {width: median("llama", fastest, "forward_s", width) for width in WIDTHS}
+    prompt_s = median("native", 0, "prompt_s"), median("llama", prompts, "prompt_s")
+    return {
+        "shape": name,
+        "layers": layers,
+        "of_layers": SHAPES[name].sizes.layers,
+        "turns": len(turns),
+        "forward_ms": {width: round(1e3 * seconds, 2) for width, seconds in own_s.items()},
+        "llama_forward_ms": {width: round(1e3 * seconds, 2) for width, seconds in their_s.items()},
+        "ratios": {width: round(own_s[width] / own_s[1], 3) for width in WIDTHS[1:]},
+        "llama_ratios": {width: round(their_s[width] / their_s[1], 3) for width in WIDTHS[1:]},
+        "t1_over_native": round(their_s[1] / own_s[1], 3),
+        "prompt_tokens_per_s": [round(PROMPT / seconds, 1) for seconds in prompt_s],
+        "prompt_speedup": round(prompt_s[1] / prompt_s[0], 3),
+        "load_s": [round(median("native", 0, "load_s"), 1), round(median("llama", fastest, "load_s"), 1)],
+        "llama_setting": turns[0]["llama"][fastest]["setting"],
+        "llama_prompt_setting": turns[0]["llama"][prompts]["setting"],
+        "predicted": turns[-1]["native"][0].get("predicted"),
+    }
+
+
+HEADER = (
+    "| shape | T(1), ms | T(2), T(4), T(8) / T(1) | prompt, tokens/s | load, s | llama.cpp: T(1), ms "
+    "| T(2), T(4), T(8) / T(1) | prompt, tokens/s | load, s | T(1), prompt: times as fast |"
+)
+
+
+def table_of(reports: Iterable[dict[str, Any]]) -> str:
+    """The table, in Markdown."""
+    lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
+    for own in reports:
+        part = "" if own["layers"] == own["of_layers"] else f", {own['layers']} of {own['of_layers']} layers"
+
+        def side(of: str, number: int, own: dict[str, Any] = own) -> str:
+            ratios = ", ".join(f"{ratio:.2f}" for ratio in own[f"{of}ratios"].values())
+            first = next(iter(own[f"{of}forward_ms"].values()))
+            return f"{first:.1f} | {ratios} | {own['prompt_tokens_per_s'][number]:.0f} | {own['load_s'][number]:.1f}"
+
+        gains = f"{own['t1_over_native']:.2f}, {own['prompt_speedup']:.2f}"
+        lines.append(f"| {own['shape']}{part} | {side('', 0)} | {side('llama_', 1)} | {gains} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with this table in the place of the one of the same columns, or at its end."""
+    old = re.compile(re.escape(HEADER) + r"\n(\|.*\n?)*")
+    return old.sub(lambda _: table + "\n", page) if old.search(page) else f"{page.rstrip()}\n\n{table}\n"
+
+
+def main() -> None:
+    """Print a JSON object for each shape, and the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
+    parser.add_argument("--folder", type=Path, help="where the files are written; they are removed")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=2, help="processes of each runtime")
+    parser.add_argument("--passes", type=int, default=PASSES, help="timed forwards of each width in a process")
+    parser.add_argument("--page", type=Path, help="a page to put the table in")
+    parser.add_argument("--child", nargs=2, metavar=("RUNTIME", "FILE"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        runtime, path = given.child
+        json.dump(RUNTIMES[runtime](Path(path), given.threads, given.passes), sys.stdout)
+        return
+    reports = []
+    for name in given.shapes:
+        shape = that_fits(SHAPES[name])
+        with tempfile.TemporaryDirectory(dir=given.folder) as place:
+            path = Path(place) / f"{name}.gguf"
+            write_shape(shape, path)
+            turns = [
+                {runtime: in_its_process(runtime, path, given.threads, given.passes) for runtime in RUNTIMES}
+                for _ in range(given.turns)
+            ]
+        reports.append(report_of(name, shape.sizes.layers, turns))
+        print(json.dumps(reports[-1]), flush=True)
+    table = table_of(reports)
+    print(table)
+    if given.page:
+        given.page.write_text(with_table(given.page.read_text(encoding="utf-8"), table), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
