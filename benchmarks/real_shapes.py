@@ -2,14 +2,15 @@
 
 Writes a file of each shape with the published mixture of Q4_K_M types, its blocks drawn at random, and times both
 runtimes on it: T(1), T(2), T(4), T(8), a prompt of 512 tokens, and loading. Each runtime runs in a separate process,
-in turns, so that one model is in memory at a time. llama.cpp counts with its fastest setting: weights repacked or as
-in the file, with all threads or half of them. Prepared weights are not written to a disk. Where file and prepared
-weights exceed 18 GiB, the file has a third of the layers, and the table says so. Text of such weights means nothing.
+one after the other, so that one model is in memory at a time. llama.cpp counts with its fastest setting: weights
+repacked or as in the file, with all threads or half of them. Prepared weights are not written to a disk. Where file
+and prepared weights exceed 18 GiB, the file has a third of the layers, and the table says so. Text of such weights
+means nothing.
 
 Of a mixture of experts the forwards also say what is predicted of them: the calibrated T(w), and the seconds of an
 expert for each that a forward reads more or less than calibrated. Rows of one token read the fewest.
 
-    python -m benchmarks.real_shapes SHAPE [SHAPE ...] [--folder FOLDER] [--threads N] [--turns N] [--page FILE]
+    python -m benchmarks.real_shapes SHAPE [SHAPE ...] [--folder FOLDER] [--threads N] [--runs N] [--page FILE]
 
 Prints a JSON object for each shape, and a table, which --page puts in the place of the page's own. Requires an idle
 machine.
@@ -245,10 +246,10 @@ def seconds_of(sequence: TokenSequence, tokens: Sequence[int]) -> float:
     return time.perf_counter() - started
 
 
-def time_prompt(model: Model, turns: int) -> float:
+def time_prompt(model: Model, times: int) -> float:
     tokens, found = random_tokens(PROMPT, model.facts.vocabulary_size, 2), []
     with closing(model.open(PROMPT)) as sequence:
-        for _ in range(turns):
+        for _ in range(times):
             sequence.rewind(0)
             started = time.perf_counter()
             sequence.forward(tokens, 1).argmax()
@@ -333,16 +334,16 @@ def in_its_process(runtime: str, path: Path, threads: int, passes: int) -> list[
 # ------------------------------------------------------------------------------------------------------ report
 
 
-def report_of(name: str, layers: int, turns: Sequence[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Medians of the turns. Forwards are llama.cpp's in its setting with the least T(1), prompts in that with the
+def report_of(name: str, layers: int, runs: Sequence[dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Medians of the runs. Forwards are llama.cpp's in its setting with the least T(1), prompts in that with the
     fastest prompt.
     """
 
     def median(runtime: str, setting: int, what: str, width: int | None = None) -> float:
-        values = [turn[runtime][setting][what] for turn in turns]
+        values = [run[runtime][setting][what] for run in runs]
         return statistics.median(float(value if width is None else value[str(width)]) for value in values)
 
-    settings = range(len(turns[0]["llama"]))
+    settings = range(len(runs[0]["llama"]))
     fastest = min(settings, key=lambda own: median("llama", own, "forward_s", 1))
     prompts = min(settings, key=lambda own: median("llama", own, "prompt_s"))
     own_s = {width: median("native", 0, "forward_s", width) for width in WIDTHS}
@@ -352,7 +353,7 @@ def report_of(name: str, layers: int, turns: Sequence[dict[str, list[dict[str, A
         "shape": name,
         "layers": layers,
         "of_layers": SHAPES[name].sizes.layers,
-        "turns": len(turns),
+        "runs": len(runs),
         "forward_ms": {width: round(1e3 * seconds, 2) for width, seconds in own_s.items()},
         "llama_forward_ms": {width: round(1e3 * seconds, 2) for width, seconds in their_s.items()},
         "ratios": {width: round(own_s[width] / own_s[1], 3) for width in WIDTHS[1:]},
@@ -361,9 +362,9 @@ def report_of(name: str, layers: int, turns: Sequence[dict[str, list[dict[str, A
         "prompt_tokens_per_s": [round(PROMPT / seconds, 1) for seconds in prompt_s],
         "prompt_speedup": round(prompt_s[1] / prompt_s[0], 3),
         "load_s": [round(median("native", 0, "load_s"), 1), round(median("llama", fastest, "load_s"), 1)],
-        "llama_setting": turns[0]["llama"][fastest]["setting"],
-        "llama_prompt_setting": turns[0]["llama"][prompts]["setting"],
-        "predicted": turns[-1]["native"][0].get("predicted"),
+        "llama_setting": runs[0]["llama"][fastest]["setting"],
+        "llama_prompt_setting": runs[0]["llama"][prompts]["setting"],
+        "predicted": runs[-1]["native"][0].get("predicted"),
     }
 
 
@@ -401,7 +402,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--folder", type=Path, help="where the files are written; they are removed")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=2, help="processes of each runtime")
+    parser.add_argument("--runs", type=int, default=2, help="processes of each runtime")
     parser.add_argument("--passes", type=int, default=PASSES, help="timed forwards of each width in a process")
     parser.add_argument("--page", type=Path, help="a page to put the table in")
     parser.add_argument("--child", nargs=2, metavar=("RUNTIME", "FILE"), help=argparse.SUPPRESS)
@@ -416,11 +417,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=given.folder) as place:
             path = Path(place) / f"{name}.gguf"
             write_shape(shape, path)
-            turns = [
+            runs = [
                 {runtime: in_its_process(runtime, path, given.threads, given.passes) for runtime in RUNTIMES}
-                for _ in range(given.turns)
+                for _ in range(given.runs)
             ]
-        reports.append(report_of(name, shape.sizes.layers, turns))
+        reports.append(report_of(name, shape.sizes.layers, runs))
         print(json.dumps(reports[-1]), flush=True)
     table = table_of(reports)
     print(table)

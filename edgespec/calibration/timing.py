@@ -331,16 +331,16 @@ def _time_widths(
     same token in every row. These rows share most experts: only their number differs from a forward of that width.
     """
     timed: _Timed = {width: [] for width in widths}
-    alike, stretch = (_alike_width(widths), max(widths)) if counting is not None else (0, 0)
+    compared, stretch = (_compared_width(widths), max(widths)) if counting is not None else (0, 0)
     longer = list(itertools.islice(itertools.cycle(tokens), start + max(widths) + repetitions * stretch))
     # The first turn is not counted: kernels and pages warm up.
     for turn in range(repetitions + 1):
         first = start + max(0, turn - 1) * stretch
-        for width in (*widths, 0) if alike else widths:
+        for width in (*widths, 0) if compared else widths:
             if width > _OFTEN_TIMED and not 1 <= turn <= _SELDOM:
                 continue
             sequence.rewind(min(start, sequence.length))
-            fed = longer[first : first + width] if width else [longer[first]] * alike
+            fed = longer[first : first + width] if width else [longer[first]] * compared
             before = clock()
             sequence.forward(fed, len(fed)).argmax()  # as in verification
             if turn:
@@ -351,8 +351,8 @@ def _time_widths(
     return timed
 
 
-def _alike_width(widths: tuple[int, ...]) -> int:
-    """The width at which experts are told from rows: the widest that is timed often, 0 if that is a single row."""
+def _compared_width(widths: tuple[int, ...]) -> int:
+    """The width at which texts are compared with one token: the widest timed often, 0 if that is a single row."""
     widest = max(width for width in widths if width <= _OFTEN_TIMED)
     return widest if widest > 1 else 0
 
@@ -365,17 +365,17 @@ def _expert_times(contexts: abc.Sequence[_Timed], widths: tuple[int, ...]) -> tu
     """
     near = contexts[0]
     read = itertools.accumulate((statistics.fmean(each.experts for each in near[width]) for width in widths), max)
-    alike = _alike_width(widths)
-    pairs = [pair for timed in contexts for pair in zip(timed[alike], timed[0], strict=True)] if alike else []
+    compared = _compared_width(widths)
+    pairs = [pair for timed in contexts for pair in zip(timed[compared], timed[0], strict=True)] if compared else []
     found = [(a.seconds - b.seconds) / (a.experts - b.experts) for a, b in pairs if a.experts > b.experts]
-    most = min(each.seconds / each.experts for width in widths for each in near[width])
+    most = min(each.seconds / each.experts for timed in contexts for width in widths for each in timed[width])
     return tuple(read), min(max(0.0, statistics.median(found)), most) if found else 0.0
 
 
 def _typical_row(
     timed: _Timed, widths: tuple[int, ...], experts: tuple[float, ...] = (), expert_s: float = 0.0
 ) -> tuple[float, ...]:
-    """Typical seconds of a forward of each width, which reads so many experts."""
+    """Typical seconds of a forward of each width, which reads that many experts."""
     read = experts or (0.0,) * len(widths)
     return tuple(
         expert_s * usual + _typical([each.seconds - expert_s * each.experts for each in timed[width]])
