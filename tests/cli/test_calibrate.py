@@ -36,6 +36,7 @@ from edgespec.planning.choice.planner import ESTIMATED
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_calibration, stored
 from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
 from tests.support.processor import first_runtime, processor_runtimes
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 
 WAIT_S = 60.0
@@ -154,6 +155,20 @@ def test_calibrate_json_has_the_documented_keys(here: InProcess, options: tuple[
     assert found["stored"] is True
     assert found["others_share"] == 0.0
     assert found["plan"]["target"]["model"] == "target"
+
+
+@pytest.mark.skipif("native" not in processor_runtimes(), reason="experts are counted by our kernels")
+def test_calibrate_says_how_many_experts_the_rows_of_a_text_read(
+    here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_RUNTIME", "native")
+    path = write_tiny_gguf(tmp_path / "mixture.gguf", architecture="qwen3moe", experts=(6, 2), quant="Q8_0")
+    options = ("--target", str(path), "--draft", "none", "--context", "140", "--quick")
+    curve, *_ = succeeded(here("calibrate", *options, "--json")).json["curves"]
+    assert curve["experts"] == sorted(curve["experts"])
+    assert (curve["experts"][0], len(curve["experts"])) == (4, len(curve["width"]))
+    assert 4 < curve["experts"][-1] <= 12
+    assert "experts      one row reads 4 of 12, " in succeeded(here("calibrate", *options)).out
 
 
 def test_calibrate_json_has_null_for_values_not_measured(here: InProcess, tiny: TinyModels) -> None:

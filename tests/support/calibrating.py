@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ def shorten_calibration(patch: pytest.MonkeyPatch) -> None:
     on_one_thread(patch)
     patch.setattr(learning_module, "measure_contention", functools.partial(measure_contention, seconds=0.02))
 
-    def target(model: Model, context_length: int, scope: Scope) -> Generator[float, None, tuple[ModelTimes, object]]:
-        times, probe = yield from measure_target(model, context_length, replace(scope, repetitions=1))
+    def target(
+        model: Model, context_length: int, scope: Scope, *, text: Sequence[int]
+    ) -> Generator[float, None, tuple[ModelTimes, object]]:
+        times, probe = yield from measure_target(model, context_length, replace(scope, repetitions=1), text=text)
         return replace(times, repetitions=scope.repetitions), probe
 
     def drafter(model: Model, context_length: int, scope: Scope) -> Generator[float, None, ModelTimes]:
