@@ -90,11 +90,11 @@ def trim(source: str, to: str, quant: str, *target: str) -> tuple[Command, ...]:
     """Export with the whole and with a trimmed head, time both three times, and draft with both."""
     whole, trimmed = "{work}/whole", "{work}/trimmed"
     short = ("--category", "chat", "--limit", "1", "--passes", "1", "--max-tokens", "16")
-    timed = bench("--target", whole, "--draft", "none", "--compare", trimmed, "--arms", "again", *short)
+    timed = bench(whole, "--draft", "none", "--compare", trimmed, "--arms", "again", *short)
     asked = ("--arms", "model-depth-2", "--limit", "2", "--passes", "1", "--max-tokens", "64")
     return (
         export(source, to, quant, whole),
-        export(source, to, quant, trimmed, "--trim-vocab", "auto", *target),
+        export(source, to, quant, trimmed, "--trim-vocab", "auto", *(("--trim-for", *target) if target else ())),
         *(timed,) * 3,
         *(bench(*target, "--draft", drafter, *asked) for drafter in (whole, trimmed)),
     )
@@ -197,7 +197,7 @@ STEPS: tuple[Step, ...] = (
         "near",
         "At a requested depth outside the stable widths, every divergence is within the reported bound.",
         (
-            ("edgespec", "verify", "--profile", "{work}/llama.toml", "--exactness", "near", "--depth", "5",
+            ("edgespec", "verify", "--profile", "{work}/llama.toml", "--set", "exactness=near", "--set", "depth=5",
              "--prompts", "6"),
         ),
         every(limits(("level", "==", "N"), ("proposed", ">", 0)), each(p.divergences_within_bound)),
@@ -262,7 +262,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         "trim-gemma",
         "A model that is mostly head drafts for itself 1.25 times faster; its acceptance is only reported.",
-        trim("gemma3-270m", "gguf", "keep", "--target", "gemma3-270m"),
+        trim("gemma3-270m", "gguf", "keep", "gemma3-270m"),
         TRIM_FASTER,
     ),
     Step(
@@ -643,7 +643,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         "bench-oracle-near",
         "The same with near exactness, up to depth 6.",
-        oracle(range(1, 7), "--exactness", "near"),
+        oracle(range(1, 7), "--set", "exactness=near"),
         ORACLE_HOLDS,
     ),
     Step(
@@ -688,7 +688,7 @@ STEPS: tuple[Step, ...] = (
         "With near exactness the plan loses at most 5 % to the best fixed depth in every category.",
         (
             ours("again,planned,depth-1,depth-2,depth-3,depth-4,depth-5,depth-6", "--limit", "1", "--passes", "1",
-                  "--exactness", "near", "--max-tokens", "64"),
+                  "--set", "exactness=near", "--max-tokens", "64"),
         ),
         limits(("regret/*/loss", "<=", 0.05)),
     ),

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from edgespec.bench import LEAST_PASSES
 from edgespec.bench.arms import PLAIN, Arm
-from edgespec.bench.statistics import LEAST_PASSES, abba, shuffled
+from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling

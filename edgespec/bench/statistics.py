@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.bench import LEAST_PASSES
+
 Ratios = Mapping[str, Sequence[float]]
 """Prompt id -> the arm's speed as a multiple of the baseline's, once for each ABBA pass."""
 
@@ -25,8 +27,6 @@ RESAMPLES = 2000
 # A run must meet these limits to show gains of a few per cent: an arm compared with itself is within 1 % of 1, and an
 # interval ends within 2 % of its estimate.
 SAME_WITHIN, NARROW_WITHIN = 0.01, 0.02
-# The fewest passes whose median excludes a disturbed pass; an interval needs as many.
-LEAST_PASSES = 3
 
 T = TypeVar("T")
 

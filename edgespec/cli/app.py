@@ -6,27 +6,13 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from edgespec import __version__
-from edgespec.cli import (
-    bench,
-    calibrate,
-    doctor,
-    generate,
-    history,
-    learn,
-    models,
-    plan,
-    profiles,
-    serve,
-    verify,
-)
-from edgespec.cli.chat import chat
-from edgespec.cli.export import export
+from edgespec.cli.parser import SETTINGS, Place, Program, nearest
 from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
 from edgespec.cli.terminal.output import State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
@@ -37,28 +23,34 @@ _ANYWHERE = ("--debug", "--offline", "--quiet", "--verbose")
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
+_USE, _MODELS, _MEASURE, _ADVANCED = "Use", "Models", "Measure", "Advanced"
+
+
+class _Edgespec(Program):
+    places: ClassVar[Mapping[str, Place]] = {
+        "chat": Place(_USE, "edgespec.cli.chat.command", "chat", "Chat with a model."),
+        "generate": Place(_USE, "edgespec.cli.generate", "generate", "Write one answer to stdout."),
+        "serve": Place(_USE, "edgespec.cli.serve", "serve", "Serve a model over HTTP."),
+        "pull": Place(_MODELS, "edgespec.cli.models", "pull", "Download models."),
+        "models": Place(_MODELS, "edgespec.cli.models", "app", "List models; remove or verify some."),
+        "doctor": Place(_MEASURE, "edgespec.cli.doctor", "doctor", "Check this machine: devices, runtimes, disk."),
+        "bench": Place(_MEASURE, "edgespec.cli.bench", "bench", "Measure how much faster guesses make answers."),
+        "plan": Place(_ADVANCED, "edgespec.cli.plan", "plan", "Show what would run on which device, and why."),
+        "calibrate": Place(_ADVANCED, "edgespec.cli.calibrate", "calibrate", "Measure the models on this machine."),
+        "verify": Place(_ADVANCED, "edgespec.cli.verify", "verify", "Check that guesses leave the text unchanged."),
+        "export": Place(_ADVANCED, "edgespec.cli.export.export", "export", "Write a model as GGUF or ONNX."),
+        "memory": Place(_ADVANCED, "edgespec.cli.memory", "app", "Texts and answers that are copied from."),
+        "profiles": Place(_ADVANCED, "edgespec.cli.profiles", "app", "List profiles; show one's values."),
+    }
+
+
 app = typer.Typer(
+    cls=_Edgespec,
     name="edgespec",
-    help="Language models on this machine, faster than plain decoding and with exactly the same output.",
+    help="Language models on this machine: faster, and with exactly the same output.",
     no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS | {"add_completion": True},
 )
-app.command("chat")(chat.chat)
-app.command("generate")(generate.generate)
-app.command("serve")(serve.serve)
-app.command("pull")(models.pull)
-app.add_typer(models.app, name="models")
-app.command("calibrate")(calibrate.calibrate)
-app.command("verify")(verify.verify)
-app.command("plan")(plan.plan)
-app.command("bench")(bench.bench)
-app.command("export")(export.export)
-app.command("learn")(learn.learn)
-app.add_typer(history.app, name="history")
-app.add_typer(profiles.app, name="profiles")
-app.command("doctor")(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:
@@ -138,8 +130,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
             print(error.format_message(), file=sys.stderr)
             return EXIT_USAGE
         # The option parser's own errors: a wrong option, a missing argument.
-        usage = InvalidRequestError(_sentence(error.format_message()), hint=_usage_hint(arguments))
-        print_error(usage, as_json=state.json)
+        print_error(_usage_error(error, arguments), as_json=state.json)
         return EXIT_USAGE
 
 
@@ -206,19 +197,17 @@ _CALLED_HERE = {
 }
 
 
-def _usage_hint(arguments: Sequence[str]) -> str:
+def _usage_error(error: Any, arguments: Sequence[str]) -> InvalidRequestError:
+    """The parser's ``error`` in our words, with the option or command that was meant as its hint."""
+    context, wrong = error.ctx, getattr(error, "option_name", None)
+    meant = None if wrong is None else nearest(wrong, context)
+    if meant is not None:
+        return InvalidRequestError(_sentence(error.message), hint=f"did you mean {meant}?")
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
-    own = _CALLED_HERE.get(command)
-    return f"see `{_command_help(arguments)}`" if own is None else f"use `{own}`"
-
-
-def _command_help(arguments: Sequence[str]) -> str:
-    known = {command.name for command in app.registered_commands} | {g.name for g in app.registered_groups}
-    words = [argument for argument in arguments if argument in known][:1]
-    group = next((each.typer_instance for each in app.registered_groups if words == [each.name]), None)
-    within = {command.name for command in group.registered_commands} if group is not None else set()
-    words += [argument for argument in arguments if argument in within][:1]
-    return " ".join(["edgespec", *words, "--help"])
+    own = None if context.parent else _CALLED_HERE.get(command)
+    return InvalidRequestError(
+        _sentence(error.format_message()), hint=f"use `{own}`" if own else f"see `{context.command_path} --help`"
+    )
 
 
 def _sentence(message: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.bench.statistics import LEAST_PASSES
+from edgespec.bench import LEAST_PASSES
 from edgespec.bench.suite import (
     BUILTIN_SUITES,
     Prompt,
@@ -22,7 +22,8 @@ from edgespec.bench.suite import (
     suite_sha256,
 )
 from edgespec.cli import suggestions
-from edgespec.cli.options import DecodingFlags, JsonOption, SamplingFlags, expanded, open_engine, state_of
+from edgespec.cli.options import JsonOption, ModelFlags, SamplingFlags, expanded, open_engine, state_of
+from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note, print_error, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 def bench(
     ctx: typer.Context,
     *,
-    flags: DecodingFlags,
+    flags: ModelFlags,
     suite: Annotated[
         str,
         typer.Option(
@@ -56,15 +57,22 @@ def bench(
     ] = "quick",
     arms: Annotated[
         str | None,
-        typer.Option("--arms", metavar="NAME,…", help="Ways to decode; plain is always included. See docs."),
+        rare("--arms", metavar="NAME,…", help="Ways to decode, such as model-depth-2; plain is always included."),
     ] = None,
     passes: Annotated[
-        int, typer.Option("--passes", min=1, help="ABBA passes; in each pass, every arm runs twice.")
+        int,
+        rare("--passes", metavar="N", min=1, help="ABBA passes; in each pass, every arm runs twice."),
     ] = LEAST_PASSES,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer, in tokens.")] = 32,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", min=2, help="Longest answer, in tokens.")
+    ] = 32,
     drawn: SamplingFlags,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of every arm: the same seed gives the same text.")] = 0,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Most prompts of each category.")] = None,
+    seed: Annotated[
+        int, rare("--seed", metavar="N", help="Seed of every arm: the same seed gives the same text.")
+    ] = 0,
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, help="Most prompts of each category.")
+    ] = None,
     category: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +90,6 @@ def bench(
             help="Time the same model in another runtime (llama:MODEL) or file (its ONNX export), without guesses.",
         ),
     ] = None,
-    compare_as_in_0_1: Annotated[list[str] | None, typer.Option("--beside", hidden=True)] = None,
     cold: Annotated[
         bool,
         typer.Option(
@@ -94,7 +101,7 @@ def bench(
     ] = None,
     log: Annotated[
         Path | None,
-        typer.Option("--log", metavar="FILE", help="Write what target and drafter predict at each token (.jsonl)."),
+        rare("--log", metavar="FILE", help="Write what target and drafter predict at each token (.jsonl)."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -117,8 +124,7 @@ def bench(
     if log is not None and not log.parent.is_dir():
         raise InvalidRequestError(f"the folder {log.parent} for the log {log.name} does not exist")
     chosen = flags.resolve()
-    compared = [*(compare or ()), *(compare_as_in_0_1 or ())]
-    others = _find_comparable(chosen, compared, state) if compared else ()
+    others = _find_comparable(chosen, compare, state) if compare else ()
     with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
         cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)

@@ -11,7 +11,6 @@ from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, 
 from edgespec.cli.terminal.output import note, print_error, print_json
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
-from edgespec.hardware.neighbours import BUSY_SHARE
 
 if TYPE_CHECKING:
     from edgespec.engine.pair.calibration_report import CalibrationReport
@@ -38,6 +37,7 @@ def calibrate(
     from edgespec.engine.pair.calibration_report import calibration_report
     from edgespec.engine.pair.calibration_run import QUICK_BUDGET_S
     from edgespec.hardware.bandwidth import measure_read_bandwidth
+    from edgespec.hardware.neighbours import BUSY_SHARE
 
     state = state_of(ctx)
     with open_engine(flags.resolve(), state) as engine, state.interrupts.during(engine.close):

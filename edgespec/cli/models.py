@@ -13,6 +13,7 @@ import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
+from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.engine.prefixes.stored import clear_prefixes
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import Quantisation, QuantisationChoice
 
 app = typer.Typer(
+    cls=Group,
     help="List known and stored models; remove or verify one.",
     invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
 
 ModelArgument = Annotated[
@@ -62,7 +63,7 @@ def pull(
     model: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...",
+            metavar="MODEL",
             help="Catalogue names, ORG/REPO, or the hub's addresses.",
             autocompletion=suggestions.for_model,
         ),
@@ -141,7 +142,8 @@ def _show_quantisations(choice: QuantisationChoice) -> None:
         note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {_printable(each.files[0])}")
     note(f"* {choice.words}")
     if len(found) > 1:
-        note(f"for another one: edgespec pull {listing.reference()}/FILE")
+        another = HubReference(listing.repo, listing.revision, quant="QUANT")
+        note(f"for another one: edgespec pull {another.text}")
 
 
 def _quantisation_json(choice: QuantisationChoice, each: Quantisation) -> dict[str, Any]:
@@ -311,13 +313,13 @@ def _stored_json(stored: StoredModel) -> dict[str, Any]:
     }
 
 
-@app.command("rm")
+@app.command("rm", cls=Command)
 def remove(
     context: typer.Context,
     model: Annotated[
         list[str],
         typer.Argument(
-            metavar="MODEL...", help="Names from `edgespec models`.", autocompletion=suggestions.for_stored_model
+            metavar="MODEL", help="Names from `edgespec models`.", autocompletion=suggestions.for_stored_model
         ),
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -365,7 +367,7 @@ def _remove(model: str, *, as_json: bool) -> None:
         note(f"another program uses {path}: edgespec deletes the file after that program has ended")
 
 
-@app.command("verify")
+@app.command("verify", cls=Command)
 def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Read a stored model and compare its sha256 with the recorded one."""
     state, store = state_of(context), Store(home())

@@ -12,46 +12,51 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from edgespec.cli import suggestions
 from edgespec.cli.answer_form import FORM_OPTIONS, file_text, naming_options, schema_text
+from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
-from edgespec.decoding.sampling import Sampling
-from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
-from edgespec.hardware.machine import describe_machine
-from edgespec.placement.settings import choose_threads
+from edgespec.profiles.layers import from_settings
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.text.grammar.form import Form, form_of
 
+if TYPE_CHECKING:
+    from edgespec.decoding.sampling import Sampling
+    from edgespec.engine.engine import Engine
+
+MODEL_HELP = "A name, ORG/REPO[:QUANT], a hub address, or a path."
+
 ModelArgument = Annotated[
-    str | None,
-    typer.Argument(metavar="MODEL", help="The model, as in --target.", autocompletion=suggestions.for_model),
+    str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=suggestions.for_model)
 ]
-TargetOption = Annotated[
+ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--target",
-        metavar="MODEL",
-        help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].",
-        autocompletion=suggestions.for_model,
-    ),
+    typer.Option("--model", "-m", metavar="MODEL", help="The model.", autocompletion=suggestions.for_model),
 ]
+_HiddenModelOption = Annotated[str | None, typer.Option("--model", "-m", hidden=True)]
 ProfileOption = Annotated[
     str | None,
-    typer.Option(
+    rare(
         "--profile",
         metavar="NAME|FILE",
         help="Constraints and preferences to start from.",
         autocompletion=suggestions.for_profile,
     ),
 ]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Decode without guesses; the text is the same.")]
+SystemOption = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")]
+MaxTokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", min=1, help="Longest answer, in tokens.")
+]
 NoThinkOption = Annotated[
-    bool, typer.Option("--no-think", help="Answer without thinking first, if the model's template supports it.")
+    bool,
+    rare("--no-think", help="Answer without thinking first, if the model's template supports it."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")]
 
@@ -63,13 +68,16 @@ def state_of(context: typer.Context) -> State:
 
 def resolve_profile(name: str | None, **flags: Any) -> Profile:
     """The profile in force: built-in < user < project < environment < flags. Raises ProfileError."""
-    return load_profile(
+    profile = load_profile(
         name,
         environ=os.environ,
         cwd=Path.cwd(),
         user_dir=home().root,
         flags={key: value for key, value in flags.items() if value is not None},
     )
+    if profile.old is not None:
+        note(profile.old)
+    return profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +91,10 @@ class _Flags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFlags(_Flags):
-    """The models and their context."""
+    """The models, their context and threads, and other values of the profile."""
 
-    profile: ProfileOption = None
-    target: TargetOption = None
+    model: ModelArgument = None
+    target: _HiddenModelOption = None
     draft: Annotated[
         str | None,
         typer.Option(
@@ -102,59 +110,66 @@ class ModelFlags(_Flags):
             "--context", metavar="N|auto", help="Tokens of a conversation; auto: as the model and the memory allow."
         ),
     ] = None
-
-    def resolve(self, **changed: Any) -> Profile:
-        """The profile in force with these flags, some of them ``changed``. Raises ProfileError."""
-        flags = {**asdict(self), **changed}
-        return resolve_profile(flags.pop("profile"), **flags)
-
-
-def named_once(model: str | None, flags: ModelFlags) -> str | None:
-    """The model named by the argument or by ``--target``. Raises InvalidRequestError if both name one."""
-    if model is not None and flags.target is not None:
-        raise InvalidRequestError("the model was named twice", hint="give MODEL or --target MODEL")
-    return model or flags.target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuessFlags(ModelFlags):
-    """The models, and how far they guess."""
-
-    depth: Annotated[
-        str | None, typer.Option("--depth", metavar="N|auto", help="Most guesses in a row per pass; 0: no guesses.")
-    ] = None
-    exactness: Annotated[
+    profile: ProfileOption = None
+    threads: Annotated[
         str | None,
-        typer.Option(
-            "--exactness",
-            metavar="stable|near",
-            help="stable: same text as without guesses; near: may differ in rare ties.",
-            autocompletion=suggestions.one_of("stable", "near"),
+        rare("--threads", metavar="N|auto", help="Threads of the model; auto: the fastest measured."),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        rare(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any key of a profile for this run (repeatable): depth=2, exactness=near.",
+            autocompletion=suggestions.for_setting,
         ),
     ] = None
 
+    @property
+    def named(self) -> str | None:
+        """The model that the command line names. Raises InvalidRequestError if it names two."""
+        if self.model is not None and self.target is not None:
+            raise InvalidRequestError("the model was named twice", hint="give MODEL or --model MODEL")
+        return self.model or self.target
+
+    def resolve(self, **changed: Any) -> Profile:
+        """The profile in force with these flags, some of them ``changed``. Raises ProfileError."""
+        own = {"target": self.named, "draft": self.draft, "context": self.context, "threads": self.threads}
+        flags = {
+            **from_settings(self.settings or ()),
+            **{key: value for key, value in own.items() if value is not None},
+        }
+        return resolve_profile(self.profile, **{**flags, **changed})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingFlags(GuessFlags):
-    """The models, how far they guess, and on how many threads."""
+class AnswerFlags(ModelFlags):
+    """What gives answers: the models, and whether they guess."""
 
-    threads: Annotated[
-        str | None,
-        typer.Option("--threads", metavar="N|auto", help="Threads of the model; auto: the fastest measured."),
-    ] = None
+    plain: PlainOption = False
+
+    def resolve(self, **changed: Any) -> Profile:
+        """As ModelFlags, with no depth for ``plain``."""
+        # Without slots' own class a zero-argument super() fails in a dataclass with slots.
+        return ModelFlags.resolve(self, **({"depth": 0} if self.plain else {}), **changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFlags(_Flags):
     """How tokens are drawn."""
 
-    temperature: Annotated[float | None, typer.Option("--temperature", help="0 is greedy.")] = None
+    temperature: Annotated[float | None, typer.Option("--temperature", metavar="X", help="0 is greedy.")] = None
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this total probability; 1: all.")
+        float | None,
+        rare("--top-p", metavar="X", help="Keep the likeliest tokens up to this total probability; 1: all."),
     ] = None
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: all.")] = None
+    top_k: Annotated[
+        int | None,
+        rare("--top-k", metavar="N", help="Keep the N likeliest tokens; 0: all."),
+    ] = None
     min_p: Annotated[
-        float | None, typer.Option("--min-p", help="Drop tokens below this fraction of the top probability; 0: none.")
+        float | None,
+        rare("--min-p", metavar="X", help="Drop tokens below this fraction of the top probability; 0: none."),
     ] = None
 
     def over(self, usual: Sampling, **more: Any) -> Sampling:
@@ -167,7 +182,8 @@ class SeededFlags(SamplingFlags):
     """How tokens are drawn, with a seed that need not be given."""
 
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The same seed gives the same text; random if not given.")
+        int | None,
+        typer.Option("--seed", metavar="N", help="The same seed gives the same text; random if not given."),
     ] = None
 
 
@@ -183,15 +199,15 @@ class FormFlags(_Flags):
     ] = None
     regex: Annotated[
         str | None,
-        typer.Option(FORM_OPTIONS["regex"], metavar="RE", help="Write a text that the whole expression matches."),
+        rare(FORM_OPTIONS["regex"], metavar="RE", help="Write a text that the whole expression matches."),
     ] = None
     grammar: Annotated[
         str | None,
-        typer.Option(FORM_OPTIONS["grammar"], metavar="FILE", help="Write a text of this grammar, in GBNF or Lark."),
+        rare(FORM_OPTIONS["grammar"], metavar="FILE", help="Write a text of this grammar, in GBNF or Lark."),
     ] = None
     choice: Annotated[
         list[str] | None,
-        typer.Option(FORM_OPTIONS["choice"], metavar="TEXT", help="Write one of these texts; give it for each."),
+        rare(FORM_OPTIONS["choice"], metavar="TEXT", help="Write one of these texts; give it for each."),
     ] = None
 
     @property
@@ -249,6 +265,8 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
 
     ``calibrate`` is passed to ``Engine.load``, whose progress is then also shown without a terminal.
     """
+    from edgespec.engine.engine import Engine
+
     with state.progress(loading=calibrate) as progress:
         return Engine.load(
             profile=profile,
@@ -268,4 +286,7 @@ def check_thinking(engine: Engine, *, think: bool) -> None:
 
 def default_threads() -> int:
     """Threads for work other than decoding: as many as the profile gives a target on this processor."""
+    from edgespec.hardware.machine import describe_machine
+    from edgespec.placement.settings import choose_threads
+
     return choose_threads(resolve_profile(None), describe_machine(), None)

@@ -7,21 +7,20 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.cli.options import DecodingFlags, JsonOption, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import print_json
-from edgespec.cli.terminal.status import EXACTNESS_WORDS
-from edgespec.engine.engine import Engine
+from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
+from edgespec.cli.parser import rare
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, print_json
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib
-from edgespec.planning.choice.options import Ranking
-from edgespec.planning.choice.plan import Plan, PlannedDrafter
-from edgespec.planning.choice.ranking import explain as explained
-from edgespec.runtimes.llama import library as llama_library
-from edgespec.runtimes.llama.library import install_hint
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.planning.choice.options import Ranking
+    from edgespec.planning.choice.plan import Plan, PlannedDrafter
 
 _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
@@ -31,27 +30,28 @@ _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
 def plan(
     ctx: typer.Context,
     *,
-    flags: DecodingFlags,
+    flags: ModelFlags,
     explain: Annotated[
         bool, typer.Option("--explain", help="List every option considered, and why it was kept or dropped.")
     ] = False,
     simulate: Annotated[
         str | None,
-        typer.Option(
-            "--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine, not for this one."
-        ),
+        rare("--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine, not for this one."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show what would run on which device, and why."""
     if simulate is not None:
         if given := [*flags.given()]:
+            first = {"model": "MODEL", "target": "--model", "settings": "--set"}.get(given[0], f"--{given[0]}")
             raise InvalidRequestError(
-                f"--{given[0]} cannot be combined with --simulate",
+                f"{first} cannot be combined with --simulate",
                 hint="a described machine names its own models and context",
             )
         _simulated(simulate, explain=explain, json=json)
         return
+    from edgespec.planning.choice.ranking import explain as explained
+
     with open_engine(flags.resolve(), state_of(ctx)) as engine:
         ranking = engine.ranking()
         if json:
@@ -75,10 +75,13 @@ def plan(
 
 def _missing() -> list[str]:
     """Extras that are not installed, and what each would add."""
+    from edgespec.runtimes.llama import library
+
     try:
-        llama_library.load()
+        library.load()
     except RuntimeUnavailableError as error:
-        return [f"{error.message}: it adds GPUs and a second runtime, and the faster one is used; {install_hint()}"]
+        hint = library.install_hint()
+        return [f"{error.message}: it adds GPUs and a second runtime, and the faster one is used; {hint}"]
     return []
 
 
@@ -92,6 +95,7 @@ def _drafters_json(engine: Engine) -> dict[str, Any]:
 
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:
+    from edgespec.planning.choice.ranking import explain as explained
     from edgespec.planning.simulated.machine_file import machine_from_table
     from edgespec.planning.simulated.simulate import plan_of, simulate as rank_described
     from edgespec.profiles.machines import read_machine

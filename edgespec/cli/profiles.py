@@ -6,17 +6,19 @@ from typing import Annotated
 
 import typer
 
+from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, resolve_profile, state_of
+from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import print_json
 from edgespec.files.home import home
 from edgespec.profiles.layers import ADVANCED, ADVANCED_KEYS
 from edgespec.profiles.profile import list_profiles
 
 app = typer.Typer(
+    cls=Group,
     help="List profiles, or show the values of one and their origins.",
     invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
 
 
@@ -41,10 +43,13 @@ def profiles(context: typer.Context, json: JsonOption = False) -> None:
         print(f"{summary.name:{width}}  {summary.problem or summary.description}  ({summary.origin})")
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def show(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A profile's name or file.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A profile's name or file.", autocompletion=suggestions.for_profile),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show every value of a profile and where it comes from (file, variable or option)."""

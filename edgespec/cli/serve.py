@@ -15,23 +15,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options import DecodingFlags, ModelArgument, expanded, named_once, state_of
+from edgespec.cli.options import AnswerFlags, expanded, state_of
+from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
-from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done
-from edgespec.engine.pair.load import Limits
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
-from edgespec.files.installation import install_command
-from edgespec.hardware.machine import describe_machine
-from edgespec.placement.context_length import MOST_TOKENS
-from edgespec.profiles.profile import Profile
-from edgespec.store.locate import Locator
-from edgespec.store.store import Store
 
 if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.events import Done
+    from edgespec.engine.pair.load import Limits
+    from edgespec.profiles.profile import Profile
     from edgespec.server.run import Server
     from edgespec.server.schema import Request
     from edgespec.server.service import RequestLine, Service
@@ -45,11 +41,13 @@ _LONGEST_PATH = 80
 def serve(
     ctx: typer.Context,
     *,
-    model: ModelArgument = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to serve on; others than this machine's need a key.")
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="Address to serve on; others than this machine's need a key."),
     ] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; 0: any free one.")] = PORT,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="Port to serve on; 0: any free one.")
+    ] = PORT,
     open_page: Annotated[bool, typer.Option("--open", help="Open the server's page in the browser.")] = False,
     api_key: Annotated[
         list[str] | None,
@@ -61,9 +59,7 @@ def serve(
     ] = None,
     allow_origin: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-origin", metavar="ORIGIN", help="Let pages of this origin use the server; may be repeated."
-        ),
+        rare("--allow-origin", metavar="ORIGIN", help="Let pages of this origin use the server; may be repeated."),
     ] = None,
     alias: Annotated[
         list[str] | None,
@@ -77,28 +73,35 @@ def serve(
             help="Serve several models of the store, each loaded by its first request.",
         ),
     ] = None,
-    log_text: Annotated[bool, typer.Option("--log-text", help="Also log prompts and answers.")] = False,
-    flags: DecodingFlags,
+    log_text: Annotated[bool, rare("--log-text", help="Also log prompts and answers.")] = False,
+    flags: AnswerFlags,
 ) -> None:
     """Serve a model over HTTP, with the interfaces of OpenAI and Anthropic.
 
     Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
     """
     state = state_of(ctx)
-    profiles = [flags.resolve(target=name) for name in _targets(models, named_once(model, flags), alias or ())]
+    profiles = [flags.resolve(target=name) for name in _targets(models, flags.named, alias or ())]
     try:
         import starlette as _starlette  # noqa: F401
         import uvicorn as _uvicorn  # noqa: F401
     except ImportError as error:
+        from edgespec.files.installation import install_command
+
         raise RuntimeUnavailableError(
             f"the server needs a package that is not installed: {error.name}", hint=install_command("serve")
         ) from error
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the library warns in every child process
+    from edgespec.engine.pair.load import Limits
+    from edgespec.hardware.machine import describe_machine
+    from edgespec.placement.context_length import MOST_TOKENS
     from edgespec.server.keeper import ModelKeeper, Shared
     from edgespec.server.room import Room
     from edgespec.server.run import Server, open_sockets, urls
     from edgespec.server.security import Access
     from edgespec.server.service import Served, Service
+    from edgespec.store.locate import Locator
+    from edgespec.store.store import Store
 
     keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
@@ -160,6 +163,8 @@ def _targets(models: str | None, model: str | None, aliases: Sequence[str]) -> S
         raise InvalidRequestError("the models were named twice", hint="give MODEL or --models NAME,...")
     if aliases:
         raise InvalidRequestError("several models have no alias", hint="give MODEL --alias NAME")
+    from edgespec.store.store import Store
+
     here = [stored.name for stored in Store(home()).list() if stored.kind == "model"]
     names = here if models == "all" else list(dict.fromkeys(filter(None, map(str.strip, models.split(",")))))
     if not names:
@@ -179,6 +184,8 @@ def _for_owners(profile: Profile, keys: int) -> Profile:
 
 
 def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits) -> Engine:
+    from edgespec.engine.engine import Engine
+
     download = not state.offline and limits.ledger is None  # several models are those of the store
     with ProgressPrinter(quiet=state.quiet) as progress:
         engine = Engine.load(

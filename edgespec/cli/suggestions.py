@@ -80,6 +80,13 @@ def for_profile(incomplete: str) -> Iterator[Suggestion]:
         return
 
 
+def for_setting(incomplete: str) -> Iterator[Suggestion]:
+    """Completes ``--set``: keys of profiles."""
+    from edgespec.profiles.layers import KEYS
+
+    yield from _beginning(incomplete, [(f"{key}=", kind.wanted) for key, kind in KEYS.items()])
+
+
 def for_suite(incomplete: str) -> Iterator[Suggestion]:
     """Completes ``--suite``: names of built-in suites, or files."""
     from edgespec.bench.suite import BUILTIN_SUITES

@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.bench.suite import Prompt, builtin_suite, load_humaneval, load_suite
-from edgespec.cli.options import GuessFlags, JsonOption, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import State, note, print_json
-from edgespec.cli.terminal.status import EXACTNESS_WORDS
+from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, State, note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
-from edgespec.store.catalogue import lookup
-from edgespec.store.references import Network
-from edgespec.store.store import Store
 
 if TYPE_CHECKING:
     from edgespec.bench.equality import EqualityReport
+    from edgespec.bench.suite import Prompt
 
 # A fifth of the built-in forty: a few minutes on a laptop. --prompts 40 runs all.
 _DEFAULT_PROMPTS = 8
@@ -28,11 +24,11 @@ _DEFAULT_PROMPTS = 8
 def verify(
     ctx: typer.Context,
     *,
-    flags: GuessFlags,
+    flags: ModelFlags,
     prompts: Annotated[
-        int, typer.Option("--prompts", min=1, help="Number of prompts, spread over the suite (40 with HumanEval).")
+        int, typer.Option("--prompts", metavar="N", min=1, help="Number of prompts, spread over the suite.")
     ] = _DEFAULT_PROMPTS,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of each answer.")] = 96,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens of each answer.")] = 96,
     suite: Annotated[
         Path | None,
         typer.Option("--suite", metavar="FILE.jsonl", help="Your own prompts instead of the built-in ones."),
@@ -94,7 +90,7 @@ def _verdict(report: EqualityReport) -> str:
 def _next_step(report: EqualityReport) -> str:
     if report.nothing_proposed:
         return "longer answers (--max-tokens) give more to guess; `edgespec plan --explain` lists the drafters"
-    safe = "--exactness stable" if report.level == "N" else "--depth 0, or depth = 0 in a profile,"
+    safe = "--set exactness=stable" if report.level == "N" else "--plain, or depth = 0 in a profile,"
     return (
         f"{safe} keeps this model to plain decoding's text; please report it with the output of "
         "`edgespec verify --json` and `edgespec doctor --json`"
@@ -103,6 +99,11 @@ def _next_step(report: EqualityReport) -> str:
 
 def _prompts(suite: Path | None, state: State) -> list[Prompt]:
     """The prompts of ``suite``, or the built-in ones with HumanEval's first twenty if those can be downloaded."""
+    from edgespec.bench.suite import builtin_suite, load_humaneval, load_suite
+    from edgespec.store.catalogue import lookup
+    from edgespec.store.references import Network
+    from edgespec.store.store import Store
+
     if suite is not None:
         found = load_suite(suite)
         if not found:

@@ -20,7 +20,7 @@ from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fi
 DESCRIPTION = "description"
 INHERITS = "inherits"
 
-# The table of rarely used keys. Profiles of 0.1.0 have these keys at the top level, where they are still read.
+# The table of rarely used keys. Profiles of 0.1.0 have some of them at the top level, where all are still read.
 ADVANCED = "advanced"
 
 # Earlier names of depth policies: profiles, options and benchmark arms may still use them.
@@ -97,10 +97,17 @@ _INHERITS = kind_of(Annotated[str, Check(str.strip, "the name of a profile")])
 KEYS: Mapping[str, Kind[Value]] = {name: kind for name, kind in _IN_A_FILE.items() if name != DESCRIPTION}
 _MODEL_KEYS = ("target", "draft")
 
+# How the command line names a key; others are named by --set.
+_OPTIONS = {"target": "MODEL", "draft": "--draft", "context": "--context", "threads": "--threads"}
+
 # What variables and options may call true and false.
 _SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 ADVANCED_KEYS = (
+    "mode",
+    "exactness",
+    "lookup",
+    "gpu_layers",
     "depth_policy",
     "rule",
     "draft_runtime",
@@ -197,10 +204,24 @@ def from_flags(flags: Mapping[str, object]) -> Layer:
         if key not in KEYS:
             raise unknown_key(key, "the options", KEYS)
         if value is not None:
-            origins[key] = f"--{key.replace('_', '-')}"
+            origins[key] = _OPTIONS.get(key, f"--set {key}")
             read = _of_text if isinstance(value, str) else _checked
             values[key] = read(KEYS[key], value, origins[key])
     return Layer("the options", values, origins)
+
+
+def from_settings(settings: Iterable[str]) -> dict[str, str]:
+    """Keys and the texts of their values from texts such as ``depth=2``. Raises ProfileError."""
+    values = {}
+    for setting in settings:
+        key, given, value = setting.partition("=")
+        key = key.strip().replace("-", "_")
+        if key not in KEYS:
+            raise unknown_key(key, "--set", KEYS)
+        if not given:
+            raise ProfileError(f"--set {key} has no value", hint=f"--set {key}=VALUE")
+        values[key] = value
+    return values
 
 
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> ProfileError:

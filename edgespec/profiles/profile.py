@@ -7,6 +7,7 @@ project's ``edgespec.toml``, ``EDGESPEC_*`` variables, options. A profile never 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -16,12 +17,30 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from edgespec.errors import ProfileError
-from edgespec.profiles.layers import Layer, Values, from_environment, from_flags, from_table, read_toml, unknown_key
+from edgespec.profiles.layers import (
+    DESCRIPTION,
+    Layer,
+    Values,
+    from_environment,
+    from_flags,
+    from_table,
+    read_toml,
+    unknown_key,
+)
 
 BASE = "default"
 PROJECT_FILE = "edgespec.toml"
 USER_FILE = "config.toml"
 PROFILE_VARIABLE = "EDGESPEC_PROFILE"
+
+
+# Profiles of 0.1.0 that are not listed any more, with what they change of the default.
+_OLD: Mapping[str, Mapping[str, str | int | float]] = {
+    "desktop": {"device": "cpu", "draft_device": "cpu"},
+    "desktop-gpu": {},
+    "laptop-battery": {"draft": "none", "context": 2048},
+    "npu": {"context": 2048, "max_memory_fraction": 0.6},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +52,13 @@ class Profile(Values):
     def values(self) -> dict[str, str | int | float | bool]:
         """Field name to value, without ``origins``: what ``edgespec profiles show`` prints."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+
+    @property
+    def old(self) -> str | None:
+        """What to use in place of a built-in profile that is not listed any more; None if it is listed."""
+        if self.origins["description"] != f"built-in {self.name}.toml" or self.name not in _OLD:
+            return None
+        return f"the profile {self.name} is not listed any more; {self.description}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +171,7 @@ def _parent(name: str, layer: Layer, is_builtin: bool) -> tuple[str, bool] | Non
         # Built-in profiles inherit only from built-in ones, so that user's files do not change them.
         return None if name == BASE else (layer.inherits or BASE, False)
     # A user's laptop.toml inherits from the built-in laptop, with `inherits = "laptop"` and without.
-    if name in _builtin_names() and layer.inherits in (None, name):
+    if _is_builtin(name) and layer.inherits in (None, name):
         return name, False
     return layer.inherits or BASE, True
 
@@ -164,7 +190,7 @@ def _find(name: str, may_be_users: bool, cwd: Path, user_dir: Path) -> tuple[Lay
     if may_be_users and name in _user_names(user_dir):
         path = _user_path(user_dir, name)
         return from_table(read_toml(path, str(path)), str(path), folder=path.parent), False
-    if name in _builtin_names():
+    if _is_builtin(name):
         return _builtin_layer(name), True
     known = sorted({*_builtin_names(), *_user_names(user_dir)})
     near = difflib.get_close_matches(name, known, n=2)
@@ -185,9 +211,18 @@ def _builtin_names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
 
 
+def _is_builtin(name: str) -> bool:
+    return name in _builtin_names() or name in _OLD
+
+
 @cache
 def _builtin_layer(name: str) -> Layer:
     origin = f"built-in {name}.toml"
+    if name in _OLD:
+        values = _OLD[name]
+        words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in values.items())
+        description = f"it stands for {words}" if words else "it stands for the default"
+        return from_table({DESCRIPTION: description, **values}, origin, folder=None)
     content = resources.files("edgespec.profiles").joinpath(f"{name}.toml").read_bytes()
     return from_table(read_toml(Path(f"{name}.toml"), origin, content), origin, folder=None)
 

@@ -15,7 +15,8 @@ from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_HUB_FORM = "hf:ORG/REPO[@REVISION][/FILE]"
+_HUB_FORM = "hf:ORG/REPO[:QUANT][@REVISION][/FILE]"
+_QUANT = re.compile(r"[A-Za-z0-9_]{1,40}")
 _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 # What stands between a repository and a revision in the addresses of the hub's pages.
 _PAGES = ("blob", "resolve", "raw", "tree")
@@ -38,11 +39,15 @@ ONLINE = Network()
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A model of a hub repository: its file, or the first part of a split model; None if not chosen yet."""
+    """A model of a hub repository: its file, or the first part of a split model; None if not chosen yet.
+
+    ``quant`` is the quantisation that the file is to have, if it is named instead.
+    """
 
     repo: str
     filename: str | None
     revision: str = "main"
+    quant: str | None = None
 
     @property
     def label(self) -> str:
@@ -115,17 +120,19 @@ class LocalPath:
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """``hf:ORG/REPO[@REVISION][/FILE]``, checked; a slash in a revision is written ``%2F``."""
+    """``hf:ORG/REPO[:QUANT][@REVISION][/FILE]``, checked; a slash in a revision is written ``%2F``."""
 
     repo: str
     revision: str = "main"
     filename: str | None = None
+    quant: str | None = None
 
     @property
     def text(self) -> str:
         """The reference as the user would type it; equal references have equal text."""
         revision = "" if self.revision == "main" else f"@{quote(self.revision, safe='')}"
-        return f"hf:{self.repo}{revision}" + (f"/{self.filename}" if self.filename else "")
+        quant = f":{self.quant}" if self.quant else ""
+        return f"hf:{self.repo}{quant}{revision}" + (f"/{self.filename}" if self.filename else "")
 
 
 Reference: TypeAlias = CatalogueName | LocalPath | HubReference
@@ -179,12 +186,9 @@ def _parse_hub(text: str) -> HubReference:
     organisation, _, rest = text.removeprefix("hf:").partition("/")
     repo_and_revision, _, filename = rest.partition("/")
     repo, at, revision = repo_and_revision.partition("@")
-    if ":" in repo:
-        plain = f"{organisation}/{repo.partition(':')[0]}"
-        raise InvalidRequestError(
-            f"{text!r} names a quantisation, and edgespec takes a file",
-            hint=f"`edgespec pull {plain}` lists the files of each quantisation, and takes the best that fits",
-        )
+    repo, colon, quant = repo.partition(":")
+    if colon and not (_QUANT.fullmatch(quant) and not filename):
+        raise InvalidRequestError(f"{text!r} has a malformed quantisation", hint="for example ORG/REPO:Q4_K_M")
     revision = unquote(revision)
     for part in (organisation, repo):
         if not _HUB_NAME.fullmatch(part) or "--" in part or ".." in part:
@@ -196,7 +200,8 @@ def _parse_hub(text: str) -> HubReference:
     split = part_name(filename)
     if split is not None:  # the parts are one model with one name
         filename = split.first
-    return HubReference(f"{organisation}/{repo}", revision or "main", filename or None)
+    named = quant.upper() if quant.lower() != "latest" else ""  # Ollama's tag for its choice
+    return HubReference(f"{organisation}/{repo}", revision or "main", filename or None, named or None)
 
 
 def _is_safe(path: str) -> bool:
@@ -212,5 +217,5 @@ def spec_of_hub_reference(reference: HubReference) -> ModelSpec:
         name=reference.text,
         file_name=(reference.filename or "model.gguf").rsplit("/", 1)[-1],
         description=f"from the hub repository {reference.repo}",
-        sources=(HubFile(reference.repo, reference.filename, reference.revision),),
+        sources=(HubFile(reference.repo, reference.filename, reference.revision, reference.quant),),
     )

@@ -240,7 +240,7 @@ class Store:
         from edgespec.store.hub.quantisations import choose_quantisation
 
         listing = list_hub_files(reference.repo, reference.revision, self._network, job)
-        return choose_quantisation(listing, memory_bytes()[1])
+        return choose_quantisation(listing, memory_bytes()[1], reference.quant)
 
     def _find_sound(self, name: str, job: Job) -> StoredModel | None:
         try:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from edgespec.bench import LEAST_PASSES
 from edgespec.bench.statistics import (
-    LEAST_PASSES,
     NARROW_WITHIN,
     SAME_WITHIN,
     Speedup,

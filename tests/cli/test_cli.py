@@ -113,7 +113,7 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
 
 
 def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
-    stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/help\n/exit\nnever asked\n"
+    stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/clera\n/sta\n/hel\n/quit\nnever asked\n"
     result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
     first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]
@@ -122,7 +122,8 @@ def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
         "no answer yet",
         "answer         5 tokens, ",
         "the conversation was cleared",
-        "/nonsense is not a command",
+        "/nonsense is not a command; /help lists them",
+        "/clera is not a command; did you mean /clear?",
         "/clear ",
     ):
         assert words in result.err
@@ -594,6 +595,41 @@ def test_help_fits_a_narrow_terminal(name: tuple[str, ...], here: InProcess, mon
 def test_help_and_usage_errors_in_a_separate_process(tmp_path: Path) -> None:
     assert succeeded(run_cli("chat", "--help", home=tmp_path / "home")).out.startswith("Usage: edgespec chat")
     run_cli("chat", "--nonsense", home=tmp_path / "home").failed_well("--nonsense", code=2)
+
+
+def test_generate_takes_the_model_before_the_prompt_and_the_prompt_from_a_pipe(
+    tiny: TinyModels, here: InProcess
+) -> None:
+    options = ("--draft", "none", "--max-tokens", "3", "--json")
+    answers = [
+        succeeded(here("generate", tiny.target, "hello", *options)),
+        succeeded(here("generate", "hello", "-m", tiny.target, *options)),
+        succeeded(here("generate", "--model", tiny.target, *options, stdin="hello")),
+        succeeded(here("generate", "hello", "--target", tiny.target, *options)),
+    ]
+    assert len({tuple(each.json["token_ids"]) for each in answers}) == 1
+    asked = ("generate", tiny.target, "hello", *options)
+    told = succeeded(here(*asked, "--system", "be kind and be brief")).json
+    assert told["stats"]["prompt_tokens"] > answers[0].json["stats"]["prompt_tokens"] + 4
+    here(*asked, "--system", "be kind", "--raw").failed_well("--raw has no system message", code=2)
+    here(*asked, "-m", tiny.target).failed_well("named twice", code=2)
+    assert succeeded(here(*asked, "--plain")).json["plan"]["mode"] == "plain"
+
+
+def test_old_commands_and_other_spellings_are_understood(here: InProcess) -> None:
+    assert succeeded(here("version")).out == succeeded(here("--version")).out
+    assert succeeded(here("history", "--json")).out == succeeded(here("memory", "--json")).out
+    assert succeeded(here("learn", "--help")).out == succeeded(here("memory", "learn", "--help")).out
+    assert succeeded(here("history", "clear")).err == "no answers are kept\n"
+    result = here("profiles", "show", "laptop-battery")
+    assert result.err.startswith("the profile laptop-battery is not listed any more; it stands for")
+    assert "context             = 2048" in result.out
+
+
+def test_near_misses_of_options_and_commands_are_named(here: InProcess) -> None:
+    assert here("chat", "--contxt", "512").hint == "did you mean --context?"
+    assert here("memory", "lern").hint == "see `edgespec memory --help`"
+    assert "did you mean 'learn'?" in here("memory", "lern").err.lower()
 
 
 def test_no_arguments_show_the_help(tmp_path: Path) -> None:

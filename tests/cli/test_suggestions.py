@@ -47,19 +47,22 @@ def test_completion_suggests_paths_after_a_path_prefix(tmp_path: Path) -> None:
 
 
 def test_completion_suggests_profiles_and_suites() -> None:
-    assert values(suggestions.for_profile("laptop")) == ["laptop", "laptop-battery"]
+    assert values(suggestions.for_profile("laptop")) == ["laptop"]
     assert values(suggestions.for_suite("")) == ["ours", "quick", "long-prompts", "short", "verify"]
-    assert suggestions.one_of("stable", "near")("n") == [("near", "")]
+    assert suggestions.one_of("gguf", "onnx")("o") == [("onnx", "")]
+    assert values(suggestions.for_setting("exact")) == ["exactness="]
 
 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
         ("edgespec chat smo", "smollm2-135m"),
-        ("edgespec generate hi --target gem", "gemma3-270m"),
+        ("edgespec generate hi --model gem", "gemma3-270m"),
         ("edgespec bench --suite short --category cl", "classification"),
         ("edgespec bench --category extract", "extract-json"),
-        ("edgespec plan --exactness n", "near"),
+        ("edgespec plan smo", "smollm2-135m"),
+        ("edgespec profiles show lap", "laptop"),
+        ("edgespec mem", "memory"),
     ],
 )
 def test_shell_completion_prints_suggestions(tmp_path: Path, words: str, found: str) -> None:

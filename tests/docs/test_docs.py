@@ -143,7 +143,7 @@ def test_glossary_terms_have_a_literature_name_and_a_source() -> None:
 def test_the_docs_contain_commands() -> None:
     assert len(COMMANDS) >= 40
     shown = {name for _, command in COMMANDS for name in re.findall(r"(?:^|[ |])edgespec ([a-z]+)", command)}
-    assert {"chat", "generate", "pull", "models", "calibrate", "plan", "bench", "export", "verify"} <= shown
+    assert {"chat", "generate", "pull", "models", "memory", "calibrate", "plan", "bench", "export", "verify"} <= shown
     assert {"profiles", "doctor"} <= shown
 
 
@@ -263,7 +263,7 @@ def test_every_profile_key_is_documented() -> None:
 
 def test_every_command_is_in_the_command_table() -> None:
     overview = (SNAPSHOTS / "help.txt").read_text(encoding="utf-8").split("=== ")[1]
-    commands = re.findall(r"^  (\w+)  ", overview.partition("Commands:")[2], re.MULTILINE)
+    commands = re.findall(r"^  (\w+)  ", overview.partition("\nUse:")[2], re.MULTILINE)
     assert len(commands) >= 11
     page = read_page("docs/guide/commands.md")
     assert [name for name in commands if f"| `edgespec {name}` |" not in page] == []

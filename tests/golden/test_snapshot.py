@@ -126,8 +126,9 @@ def help_texts(here: InProcess, *command: str) -> Iterator[tuple[tuple[str, ...]
     """The help of ``command`` and of all commands below it."""
     text = succeeded(here(*command, "--help")).out
     yield command, text
-    _, _, below = text.partition("\nCommands:\n")
-    for name in re.findall(r"^  (\S+)", below, re.MULTILINE):
+    listed = r"\n(?:Commands|Use|Models|Measure|Advanced):\n((?:  .*\n?)+)"
+    below = "\n".join(re.findall(listed, text)) if not command or "\nCommands:\n" in text else ""
+    for name in re.findall(r"^  ([a-z]\S*)", below, re.MULTILINE):
         yield from help_texts(here, *command, name)
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from edgespec.errors import ProfileError
 from edgespec.planning.depth.base import POLICY_NAMES
-from edgespec.profiles.layers import KEYS
+from edgespec.profiles.layers import ADVANCED_KEYS, KEYS
 from edgespec.profiles.profile import Profile, list_profiles, load_profile
 
 Load = Callable[..., Profile]
 
-BUILT_IN = ("default", "desktop", "desktop-gpu", "laptop", "laptop-battery", "npu", "server")
+BUILT_IN = ("default", "laptop", "server", "two-devices")
+OLD = ("desktop", "desktop-gpu", "laptop-battery", "npu")
 
 
 @pytest.fixture
@@ -95,15 +96,16 @@ def test_every_value_has_an_origin(load: Load) -> None:
 DIFFERENCES: dict[str, tuple[str, dict[str, object]]] = {
     "default": ("default", {}),
     "laptop": ("default", {}),
-    "laptop-battery": ("laptop", {"draft": "none", "context": 2048}),
-    "desktop": ("default", {"device": "cpu", "draft_device": "cpu"}),
-    "desktop-gpu": ("default", {}),  # it sets again all that the desktop sets
-    "npu": ("laptop", {"context": 2048, "max_memory_fraction": 0.6}),
     "server": ("default", {"max_memory_fraction": 0.9}),
+    "two-devices": ("default", {"mode": "pipelined"}),
+    "laptop-battery": ("default", {"draft": "none", "context": 2048}),
+    "desktop": ("default", {"device": "cpu", "draft_device": "cpu"}),
+    "desktop-gpu": ("default", {}),
+    "npu": ("default", {"context": 2048, "max_memory_fraction": 0.6}),
 }
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", [*BUILT_IN, *OLD])
 def test_every_built_in_profile_loads_and_says_where_its_values_are_from(load: Load, name: str) -> None:
     parent, differences = DIFFERENCES[name]
     profile, default = load(name), load("default")
@@ -117,20 +119,21 @@ def test_every_built_in_profile_loads_and_says_where_its_values_are_from(load: L
         assert profile.origins[key] == f"built-in {name}.toml"
 
 
-def test_desktop_gpu_resets_the_devices_and_inherits_the_rest(load: Load) -> None:
-    profile = load("desktop-gpu")
-    assert (profile.device, profile.origins["device"]) == ("auto", "built-in desktop-gpu.toml")
-    assert (profile.draft_device, profile.origins["draft_device"]) == ("auto", "built-in desktop-gpu.toml")
-    assert (profile.context, profile.origins["context"]) == ("auto", "built-in default.toml")
+def test_a_profile_that_is_not_listed_any_more_says_what_it_stands_for(load: Load, user: Path) -> None:
+    assert not {summary.name for summary in list_profiles(user)} & set(OLD)
+    assert load("laptop-battery").old == (
+        'the profile laptop-battery is not listed any more; it stands for draft = "none", context = 2048'
+    )
+    assert [load(name).old for name in BUILT_IN] == [None] * len(BUILT_IN)
+
+
+def test_at_most_twelve_keys_are_outside_the_advanced_table() -> None:
+    assert len(set(KEYS) - set(ADVANCED_KEYS)) <= 12
 
 
 def test_a_built_in_profile_names_no_device_but_the_processor(load: Load) -> None:
     for name in BUILT_IN:  # other names depend on the build
         assert {load(name).device, load(name).draft_device} <= {"auto", "cpu"}
-
-
-def test_the_npu_profile_does_not_promise_an_npu(load: Load) -> None:
-    assert "only if you name it" in load("npu").description
 
 
 def test_built_in_profiles_have_distinct_descriptions_of_one_line(user: Path) -> None:
@@ -184,6 +187,9 @@ def test_the_nearest_project_file_in_parent_folders_is_used(load: Load, project:
     assert load(cwd=inner).threads == 5
 
 
+OPTIONS = {"target": "MODEL", "draft": "--draft", "context": "--context", "threads": "--threads"}
+
+
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
@@ -224,7 +230,7 @@ def test_every_key_can_come_from_the_environment_and_from_an_option(
     assert by_environment.origins[key] == variable
     by_option = load(**{key: text})
     assert getattr(by_option, key) == value
-    assert by_option.origins[key] == f"--{key.replace('_', '-')}"
+    assert by_option.origins[key] == OPTIONS.get(key, f"--set {key}")
     assert getattr(load(**{key: value}), key) == value
 
 
@@ -364,8 +370,8 @@ def test_a_wrong_value_names_file_key_what_was_given_and_what_is_allowed(
 def test_a_wrong_value_of_a_variable_or_an_option_names_it(load: Load) -> None:
     error = failure(load, environ={"EDGESPEC_CONTEXT": "lots"})
     assert error.message == 'EDGESPEC_CONTEXT must be "auto" or a number of tokens from 128 to 1048576, got "lots"'
-    assert failure(load, depth="99").message.startswith("--depth must be")
-    assert failure(load, max_memory_fraction="7").message.startswith("--max-memory-fraction must be")
+    assert failure(load, depth="99").message.startswith("--set depth must be")
+    assert failure(load, max_memory_fraction="7").message.startswith("--set max_memory_fraction must be")
     assert failure(load, environ={"EDGESPEC_LOOKUP": "maybe"}).message.endswith('got "maybe"')
 
 

@@ -185,3 +185,13 @@ def test_the_chosen_quantisation_is_described_in_words() -> None:
         "model.gguf: the only one, the download will show what runs it, the hub does not state its size"
     )
     assert only.listing.reference("x.gguf") == "hf:org/repo@v1/x.gguf"
+
+
+def test_a_quantisation_that_is_named_is_taken_whether_it_fits_or_not() -> None:
+    names = {each.name for each in find_quantisations(ladder(), 64 * GB)}
+    assert {"Q8_0", "Q4_K_M"} <= names
+    choice = choose_quantisation(ladder(), 1, "Q8_0")
+    assert (choice.chosen.name, choice.reason) == ("Q8_0", "you named it")
+    with pytest.raises(DownloadError, match="has no quantisation Q4_K_N") as caught:
+        choose_quantisation(ladder(), 64 * GB, "Q4_K_N")
+    assert "did you mean Q4_K_" in str(caught.value.hint)

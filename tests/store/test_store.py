@@ -373,11 +373,21 @@ def test_a_repository_and_a_hubs_page_are_references_to_the_hub(
     assert parse_reference(text) == reference
 
 
-@pytest.mark.parametrize("text", ["Qwen/Qwen3-4B-GGUF:Q4_K_M", "hf.co/Qwen/Qwen3-4B-GGUF:Q4_K_M"])
-def test_a_quantisation_by_name_is_an_error_that_names_the_way(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="names a quantisation") as caught:
+@pytest.mark.parametrize(
+    "text", ["Qwen/Qwen3-4B-GGUF:Q4_K_M", "hf.co/Qwen/Qwen3-4B-GGUF:q4_k_m", "hf:Qwen/Qwen3-4B-GGUF:Q4_K_M"]
+)
+def test_a_quantisation_is_named_after_a_colon(text: str) -> None:
+    reference = parse_reference(text)
+    assert reference == HubReference("Qwen/Qwen3-4B-GGUF", quant="Q4_K_M")
+    assert parse_reference(reference.text) == reference
+    assert spec_of_hub_reference(reference).sources == (HubFile("Qwen/Qwen3-4B-GGUF", None, "main", "Q4_K_M"),)
+    assert parse_reference("Qwen/Qwen3-4B-GGUF:latest") == HubReference("Qwen/Qwen3-4B-GGUF")
+
+
+@pytest.mark.parametrize("text", ["hf:a/b:", "hf:a/b:../c", "hf:a/b:Q4_K_M/model.gguf"])
+def test_a_malformed_quantisation_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="malformed quantisation"):
         parse_reference(text)
-    assert "`edgespec pull Qwen/Qwen3-4B-GGUF`" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``edgespec chat``."""
+"""A chat: it reads prompts, obeys commands and prints answers until it ends."""
 
 from __future__ import annotations
 
@@ -9,31 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from textwrap import shorten
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from edgespec.cli import history
-from edgespec.cli.chat.chat_commands import Ask, Commands, Edit, GoOn, Leave, is_command, suggest
+from edgespec.cli.chat.chat_commands import Ask, Commands, Edit, GoOn, Leave, is_command, leaves, suggest
 from edgespec.cli.chat.drafter_offer import open_with_offer
 from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
 from edgespec.cli.chat.prompts import FIRST, FURTHER, LinePrompts, Prompt, Prompts
 from edgespec.cli.chat.talk import Talk
-from edgespec.cli.options import (
-    DecodingFlags,
-    JsonOption,
-    ModelArgument,
-    NoThinkOption,
-    SeededFlags,
-    check_thinking,
-    expanded,
-    named_once,
-    open_engine,
-    state_of,
-)
+from edgespec.cli.memory import for_chat
+from edgespec.cli.options import AnswerFlags, SeededFlags, check_thinking, open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import note, print_error, unechoed
+from edgespec.cli.terminal.output import State, note, print_error, unechoed
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
@@ -42,31 +31,24 @@ from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 
 
-@expanded
-def chat(
-    ctx: typer.Context,
-    *,
-    model: ModelArgument = None,
-    flags: DecodingFlags,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
-    no_think: NoThinkOption = False,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer, in tokens.")] = None,
+def run_chat(
+    state: State,
+    flags: AnswerFlags,
     drawn: SeededFlags,
-    continued: Annotated[bool, typer.Option("--continue", help="Continue the last conversation.")] = False,
-    json: JsonOption = False,
+    *,
+    system: str | None,
+    continued: bool,
+    max_tokens: int | None,
+    think: bool,
+    json: bool,
 ) -> None:
-    """Chat with a model. Reads one prompt a line if stdin is not a terminal.
-
-    On a terminal, answers are sampled with the settings that the model's file or its makers recommend. From a pipe
-    and with --json, decoding is greedy.
-    """
-    state = state_of(ctx)
-    named = named_once(model, flags)
+    """Run the chat that ``edgespec chat`` asks for, to its end."""
+    named = flags.named
     drawn.over(Sampling())  # reports wrong values before a model is loaded
     kept = KeptConversation.read(home()) if continued else None
     if kept is not None:
         named, system = named or kept.model, kept.system if system is None else system
-    chosen = history.for_chat(flags.resolve(target=named))
+    chosen = for_chat(flags.resolve(target=named))
 
     def load(another: str | None) -> Engine:
         # A drafter named on the command line is for the first model only.
@@ -74,7 +56,7 @@ def chat(
         other = flags.resolve(target=another or named, draft=own)
         if another is not None and other.draft != "none":  # so is one that a profile names
             other = replace(other, draft="auto")
-        return open_engine(history.for_chat(other), state)
+        return open_engine(for_chat(other), state)
 
     interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts)
     silent = unechoed if prompts.drawn else nullcontext
@@ -85,7 +67,7 @@ def chat(
             load,
             system=system,
             messages=() if kept is None else kept.messages,
-            think=not no_think,
+            think=think,
             drawn=drawn.given(),
             as_file=interactive and not json,
             before_reload=state.interrupts.obeyed,
@@ -93,7 +75,7 @@ def chat(
     ):
         if interactive and not state.quiet:
             note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
-        check_thinking(engine, think=not no_think)
+        check_thinking(engine, think=think)
         if kept is not None:
             note(continues(talk.session.messages), dim=True)
         measuring = interactive and engine.can_calibrate
@@ -167,7 +149,10 @@ class _Chat:
             self._fail(error)
             return True
         with silent():
-            asked = None if prompt is None else self._to_answer(prompt)
+            if prompt is None or (interactive and not prompt.quoted and leaves(prompt.text)):
+                asked = None
+            else:
+                asked = self._to_answer(prompt)
         self._keep()
         if asked is None or (isinstance(asked, str) and not asked.strip()):
             return asked is not None

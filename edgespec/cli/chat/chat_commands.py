@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -127,8 +128,25 @@ def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
     return ()
 
 
+# Other names of commands; those without a slash leave a chat on a terminal.
+_ALSO = {"/?": "/help", "/quit": "/exit", "/bye": "/exit"}
+_LEAVES = ("exit", "quit", "bye")
+
+
+def leaves(text: str) -> bool:
+    """Whether a prompt is a word that ends a shell or another chat."""
+    return text.strip().lower() in _LEAVES
+
+
 def _names() -> set[str]:
-    return {usage.split()[0] for usage, _ in COMMANDS} | {"/quit", "/bye"}
+    return {usage.split()[0] for usage, _ in COMMANDS} | set(_ALSO)
+
+
+def _full_name(name: str) -> str:
+    """The command that ``name`` is, or begins if no other begins so; else ``name`` itself."""
+    begun = [each for each in _names() if each.startswith(name)]
+    full = name if name in _names() else begun[0] if len(begun) == 1 else name
+    return _ALSO.get(full, full)
 
 
 class Commands:
@@ -142,8 +160,8 @@ class Commands:
         """Run a command and return what the chat has to do next, if anything. Raises EdgespecError."""
         name, *rest = line.split(maxsplit=1)
         text, talk = (rest[0] if rest else None), self._talk
-        match name:
-            case "/exit" | "/quit" | "/bye":
+        match _full_name(name):
+            case "/exit":
                 return Leave()
             case "/help":
                 _print_help()
@@ -188,7 +206,9 @@ class Commands:
                 for reason in talk.engine.plan.reasons:
                     note(f"- {reason}")
             case other:
-                note(f"{other} is not a command; /help lists the commands, and // starts a prompt with a slash")
+                near = get_close_matches(other, _names(), n=1)
+                meant = f"did you mean {near[0]}? " if near else ""
+                note(f"{other} is not a command; {meant}/help lists them, and // starts a prompt with a slash")
         return None
 
     def _retry(self) -> Ask | None:

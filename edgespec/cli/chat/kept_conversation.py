@@ -56,7 +56,7 @@ class KeptConversation:
             return _parsed(parse_object(path, data))
         except (ValueError, TypeError, KeyError, EdgespecError) as error:
             raise InvalidRequestError(
-                f"the kept conversation is damaged: {path}", hint="`edgespec history clear` removes it"
+                f"the kept conversation is damaged: {path}", hint="`edgespec memory clear` removes it"
             ) from error
 
 

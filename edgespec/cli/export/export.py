@@ -15,7 +15,8 @@ from edgespec.bench.suite import calibration_prompts, suite_sha256
 from edgespec.cli import suggestions
 from edgespec.cli.export.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export.export_report import Written
-from edgespec.cli.options import JsonOption, TargetOption, default_threads, resolve_profile, state_of
+from edgespec.cli.options import MODEL_HELP, JsonOption, default_threads, resolve_profile, state_of
+from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.measuring import Measuring
@@ -41,7 +42,7 @@ def export(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Catalogue name, path, or hf:ORG/REPO[@REV][/FILE].",
+            help=MODEL_HELP,
             autocompletion=suggestions.for_model,
         ),
     ],
@@ -67,15 +68,23 @@ def export(
         list[Path] | None,
         typer.Option("--trim-from", metavar="FILE", help="Text whose tokens choose the rows (repeatable)."),
     ] = None,
+    trim_for: Annotated[
+        str | None,
+        typer.Option(
+            "--trim-for",
+            metavar="MODEL",
+            help="The target, whose answers choose the rows if no text does.",
+            autocompletion=suggestions.for_model,
+        ),
+    ] = None,
     static_cache: Annotated[
         int | None,
-        typer.Option("--static-cache", metavar="N", help="Fixed shapes for NPUs, with a cache for N tokens."),
+        rare("--static-cache", metavar="N", help="Fixed shapes for NPUs, with a cache for N tokens."),
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option("--python", metavar="PATH", help="Python with Optimum installed, for Hugging Face folders."),
+        rare("--python", metavar="PATH", help="Python with Optimum installed, for Hugging Face folders."),
     ] = None,
-    target: TargetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a model as GGUF or ONNX. It is copied, re-quantised, or made a drafter with a trimmed output head.
@@ -87,7 +96,7 @@ def export(
     separate environment (created on first use) or in the interpreter of --python.
     """
     state = state_of(context)
-    form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), target, static_cache)
+    form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), trim_for, static_cache)
     request = FolderRequest(
         to=to,
         output=output,
@@ -196,7 +205,7 @@ def _checked(
 
         find_quant(quant)
     if trim_vocab is None:
-        for option, given in (("--trim-from", bool(texts)), ("--target", target is not None)):
+        for option, given in (("--trim-from", bool(texts)), ("--trim-for", target is not None)):
             if given:
                 raise InvalidRequestError(
                     f"{option} chooses which rows of the vocabulary to keep, and without --trim-vocab all are kept",

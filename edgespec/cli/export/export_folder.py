@@ -81,7 +81,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         return _Source(name=path.resolve().name, path=path)
     if (
         not isinstance(reference, HubReference)
-        or reference.filename is not None
+        or (reference.filename or reference.quant) is not None
         or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # the store has its GGUF
     ):
         return None

@@ -24,6 +24,13 @@ from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
 SCHEMA_VERSION = 1
 
+# What the levels of exactness promise.
+EXACTNESS_WORDS = {
+    "W": "same text as without guessing",
+    "N": "may differ in rare ties",
+    "D": "not checked on this machine",
+}
+
 T = TypeVar("T")
 
 # Seconds between progress lines without a terminal, so that a log stays readable.

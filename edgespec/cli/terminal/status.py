@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.terminal.output import NARROWEST, note, print_json, stderr_columns, stdout_is_rich
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, NARROWEST, note, print_json, stderr_columns, stdout_is_rich
 from edgespec.cli.terminal.reading import ReadingLine
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Notice, Reading, Text
@@ -29,11 +29,6 @@ FEWEST_FOR_A_RATIO = 32
 _CHANGED = {"drafter_failed"}
 
 # Exactness levels in words, for the screen (docs/glossary.md). The JSON has the letter.
-EXACTNESS_WORDS = {
-    "W": "same text as without guessing",
-    "N": "may differ in rare ties",
-    "D": "not checked on this machine",
-}
 
 
 def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True) -> Done:

@@ -51,7 +51,7 @@ class StoredTexts:
                 learned_path(home, vocabulary), vocabulary, size, LEARNED, mapped=True
             )
             if damage is not None:
-                notices.append(f"{damage}; `edgespec learn` makes it")
+                notices.append(f"{damage}; `edgespec memory learn` makes it")
             if learned is not None:
                 drafters.append(StoredTextDrafter(DATASTORE, lambda: learned))
         return cls(tuple(drafters), answers, tuple(notices))

@@ -287,7 +287,7 @@ def _cap_and_level(
     elif request.depth != "auto" and wanted > class_cap:
         said = (
             f"depth {wanted} was asked for; only depths to {class_cap} keep plain decoding's text "
-            "(--exactness near allows more)"
+            "(--set exactness=near allows more)"
         )
         why.append(Reason("depth_beyond_limit", said))
     elif request.sources:

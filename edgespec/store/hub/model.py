@@ -38,7 +38,7 @@ def fetch_hub_model(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET
     listing = list_hub_files(wanted.repo, wanted.revision, network, job)
     filename = wanted.filename
     if filename is None:
-        choice = choose_quantisation(listing, memory_bytes()[1])
+        choice = choose_quantisation(listing, memory_bytes()[1], wanted.quant)
         filename = choice.chosen.files[0]
         if not listing.cached:
             rest = f"; `edgespec pull {listing.reference()}` lists all {len(choice.found)}"

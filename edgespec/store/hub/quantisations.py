@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
@@ -143,12 +144,12 @@ def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisati
     return tuple(sorted(found, key=lambda each: (each.bytes or 0, each.files)))
 
 
-def choose_quantisation(listing: HubListing, available_bytes: int) -> QuantisationChoice:
+def choose_quantisation(listing: HubListing, available_bytes: int, named: str | None = None) -> QuantisationChoice:
     """Choose the quantisation for a machine with ``available_bytes`` of memory available.
 
     Among those that fit: first types that our kernels run, four bits before more; then types that llama.cpp runs,
-    four bits before more, and otherwise the largest. Raises DownloadError if the repository has no model, none that
-    fits, or several different models.
+    four bits before more, and otherwise the largest. A ``named`` quantisation is taken even if it does not fit.
+    Raises DownloadError if the repository has no model, none that fits or has that name, or several different models.
     """
     room = int(MEMORY_FRACTION * available_bytes)
     repo, found = listing.repo, find_quantisations(listing, room)
@@ -157,7 +158,9 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
         if any(name.endswith(".safetensors") for name in listing.names):
             hint += f", or convert it: edgespec export {listing.reference()} --to gguf -o DIR"
         raise DownloadError(f"{repo} holds no .gguf model", hint=hint)
-    fitting = [each for each in found if each.fits is not False]
+    fitting = [each for each in found if (each.fits is not False if named is None else each.name == named)]
+    if not fitting and named is not None:
+        raise DownloadError(f"{repo} has no quantisation {named}", hint=_nearest(named, found))
     if not fitting:
         least = found[0]
         raise DownloadError(
@@ -175,8 +178,17 @@ def choose_quantisation(listing: HubListing, available_bytes: int) -> Quantisati
             hint=f"name one: {listing.reference(chosen.files[0])}",
         )
     return QuantisationChoice(
-        listing=listing, found=found, chosen=chosen, reason=_reason(chosen, single=len(found) == 1, room=room)
+        listing=listing,
+        found=found,
+        chosen=chosen,
+        reason=_reason(chosen, single=len(found) == 1, room=room) if named is None else "you named it",
     )
+
+
+def _nearest(named: str, found: Sequence[Quantisation]) -> str:
+    names = list(dict.fromkeys(each.label for each in found))
+    near = get_close_matches(named, names, n=2)
+    return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
 def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:

@@ -1,33 +1,39 @@
-"""``edgespec history``: answers and beginnings that are kept, and how the chat begins to keep answers."""
+"""``edgespec memory``: texts and answers that are copied from, and how the chat begins to keep answers."""
 
 from __future__ import annotations
 
 import contextlib
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.options import JsonOption, resolve_profile, state_of, with_learned_text
+from edgespec.cli.options import JsonOption, ModelOption, ProfileOption, resolve_profile, state_of, with_learned_text
+from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import note, print_json
-from edgespec.engine.learned.answers import answers_lock
-from edgespec.engine.prefixes.stored import clear_prefixes, model_of, stored_prefixes
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home, home
-from edgespec.files.stored_text import DamagedTextError, StoredText
 from edgespec.profiles.profile import USER_FILE, Profile
 
 app = typer.Typer(
-    help="List the answers and beginnings that are kept of conversations, or remove them.\n\n"
+    cls=Group,
+    help="List the answers and beginnings that are kept of conversations, remove them, or learn texts.\n\n"
     "`edgespec chat` keeps the answers of models, and the last conversation, in files that only you can read. "
     "`history = false` in a profile switches this off. `edgespec serve` keeps what the model has read of "
     "beginnings that two conversations shared; `prefixes = false` switches this off.",
     invoke_without_command=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **SETTINGS,
 )
+
+_REASONS = {
+    "binary": "not UTF-8 text",
+    "too_large": "larger than 2 MB",
+    "unreadable": "not readable",
+    "no_room": "no room in the index",
+}
 
 _ANY_ID = 2**31  # for counting, the size of the vocabulary does not matter
 
@@ -43,7 +49,7 @@ class _Kept:
 
 
 @app.callback()
-def history(context: typer.Context, json: JsonOption = False) -> None:
+def memory(context: typer.Context, json: JsonOption = False) -> None:
     """Say where answers are kept, and how many."""
     if context.invoked_subcommand is not None:
         return
@@ -83,6 +89,8 @@ def history(context: typer.Context, json: JsonOption = False) -> None:
 
 
 def _prefixes_json(user_home: Home) -> dict[str, Any]:
+    from edgespec.engine.prefixes.stored import model_of, stored_prefixes
+
     prefixes = stored_prefixes(user_home)
     files = [
         {"path": str(each.path), "bytes": each.bytes, "tokens": each.length, "model": model_of(each)[0]}
@@ -93,6 +101,8 @@ def _prefixes_json(user_home: Home) -> dict[str, Any]:
 
 def _print_prefixes(user_home: Home) -> None:
     """The beginnings that servers keep, if there are any."""
+    from edgespec.engine.prefixes.stored import model_of, stored_prefixes
+
     prefixes = stored_prefixes(user_home)
     if not prefixes:
         return
@@ -102,9 +112,75 @@ def _print_prefixes(user_home: Home) -> None:
         print(f"  {model_of(each)[0] or 'damaged'}: {each.length} tokens, {readable_bytes(each.bytes)}")
 
 
-@app.command("clear")
+@app.command("learn", cls=Command)
+def learn(
+    context: typer.Context,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="PATH", help="Text files and folders; none: say what was learned."),
+    ] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Remove these paths from the index instead.")] = False,
+    target: ModelOption = None,
+    profile: ProfileOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Index your own text to guess from. Answers stay the same, and come faster where they repeat it.
+
+    The index serves models with the target's vocabulary. A path that is learned again replaces what was learned from
+    it. Hidden files, binary files and files larger than 2 MB are left out.
+    """
+    from edgespec.engine.learned.learner import TextLearner
+    from edgespec.store.locate import Locator
+    from edgespec.store.store import Store
+    from edgespec.text.tokenizers.choice import open_tokenizer
+
+    state = state_of(context)
+    if forget and not paths:
+        raise InvalidRequestError("--forget needs a path", hint="`edgespec memory learn --forget PATH`")
+    chosen, user_home = resolve_profile(profile, target=target), home()
+    with state.progress() as progress:
+        located = Locator(store=Store(user_home), download=not state.offline, job=progress.job).locate(chosen.target)
+        learner = TextLearner(user_home, located)
+        if not paths:
+            learned = learner.known()
+        elif forget:
+            learned = learner.forget(paths)
+        else:
+            with closing(open_tokenizer(located.tokenizer_path, located.header)) as tokenizer:
+                learned = progress.follow(learner.learn(paths, tokenizer), "reading")
+    skipped = dict(learned.skipped)
+    if learned.notice is not None:
+        note(learned.notice)
+    for reason, count in skipped.items():
+        note(f"{count} {'file' if count == 1 else 'files'} left out: {_REASONS[reason]}")
+    if json:
+        print_json(
+            {
+                "learned": {
+                    "target": located.name,
+                    "path": str(learned.path),
+                    "bytes": learned.bytes,
+                    "tokens": learned.tokens,
+                    "files": list(learned.names),
+                    "added_files": learned.added_files,
+                    "removed_files": learned.removed_files,
+                    "skipped_files": {reason: skipped.get(reason, 0) for reason in _REASONS},
+                }
+            }
+        )
+        return
+    if paths:
+        note(f"files added: {learned.added_files}, removed or replaced: {learned.removed_files}")
+    size = readable_bytes(learned.bytes)
+    print(f"learned for {located.name}: {len(learned.names)} files, {learned.tokens} tokens, {size}, {learned.path}")
+
+
+@app.command("clear", cls=Command)
 def clear(context: typer.Context, json: JsonOption = False) -> None:
     """Remove every kept answer and beginning, and the last conversation."""
+    from edgespec.engine.learned.answers import answers_lock
+    from edgespec.engine.prefixes.stored import clear_prefixes
+
     user_home = home()
     kept = _kept(user_home)
     try:
@@ -148,6 +224,8 @@ def _beginnings(count: int) -> str:
 
 
 def _kept(user_home: Home) -> list[_Kept]:
+    from edgespec.files.stored_text import DamagedTextError, StoredText
+
     found = []
     for path in sorted(user_home.answers.glob("*.text")):
         try:
@@ -172,7 +250,7 @@ def for_chat(profile: Profile) -> Profile:
             user_home.create(user_home.conversations)
             note(
                 "edgespec keeps answers of this chat on this machine, to guess later ones faster, and the last "
-                "conversation for `edgespec chat --continue`: `edgespec history` says where and how to switch this "
-                "off, `edgespec history clear` removes them"
+                "conversation for `edgespec chat --continue`: `edgespec memory` says where and how to switch this "
+                "off, `edgespec memory clear` removes them"
             )
     return replace(profile, history=True)
