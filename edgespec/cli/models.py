@@ -64,7 +64,7 @@ def pull(
         list[str],
         typer.Argument(
             metavar="MODEL",
-            help="Catalogue names, ORG/REPO, or the hub's addresses.",
+            help="Names, ORG/REPO[:QUANT], or the hub's addresses.",
             autocompletion=suggestions.for_model,
         ),
     ],

@@ -37,7 +37,7 @@ ModelArgument = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", "-m", metavar="MODEL", help="The model.", autocompletion=suggestions.for_model),
+    typer.Option("--model", "-m", metavar="MODEL", help="The same as MODEL.", autocompletion=suggestions.for_model),
 ]
 _HiddenModelOption = Annotated[str | None, typer.Option("--model", "-m", hidden=True)]
 ProfileOption = Annotated[

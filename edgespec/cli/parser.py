@@ -118,14 +118,14 @@ class Program(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print the commands in their groups, on one screen of 80x24 with the options."""
         names = max(map(len, self.places))
+        formatter.write_paragraph()
         for group in dict.fromkeys(place.group for place in self.places.values()):
             formatter.write(f"{group}:\n")
             for name, place in self.places.items():
                 if place.group == group:
                     formatter.write(f"  {name:{names}}  {place.summary}\n")
         shown = [max(param.opts, key=len) for param in self.get_params(ctx) if not param.hidden]
-        formatter.write_paragraph()
-        formatter.write_text(f"Options: {', '.join(shown)}.")
+        formatter.write(f"\nOptions: {' '.join(shown)}\n")
 
 
 def nearest(name: str, ctx: Any) -> str | None:

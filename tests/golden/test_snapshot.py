@@ -126,8 +126,8 @@ def help_texts(here: InProcess, *command: str) -> Iterator[tuple[tuple[str, ...]
     """The help of ``command`` and of all commands below it."""
     text = succeeded(here(*command, "--help")).out
     yield command, text
-    listed = r"\n(?:Commands|Use|Models|Measure|Advanced):\n((?:  .*\n?)+)"
-    below = "\n".join(re.findall(listed, text)) if not command or "\nCommands:\n" in text else ""
+    listed = r"^(?:Commands|Use|Models|Measure|Advanced):\n((?:  .*\n)+)"
+    below = "".join(re.findall(listed, text, re.MULTILINE)) if not command or "\nCommands:\n" in text else ""
     for name in re.findall(r"^  ([a-z]\S*)", below, re.MULTILINE):
         yield from help_texts(here, *command, name)
 
@@ -314,7 +314,7 @@ def test_exit_codes_match_the_snapshot(
         "help": ("--help",),
         "unknown command": ("speak",),
         "unknown option": ("generate", "hi", "--nonsense", json_),
-        "missing argument": ("generate", json_),
+        "missing argument": ("pull", json_),
         "a value that is not a number": ("generate", "hi", "--depth", "deep", json_),
         "an answer": (*say, *target),
         "an answer as json": (*say, *target, json_),
