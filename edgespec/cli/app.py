@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ import typer
 from edgespec import __version__
 from edgespec.cli.parser import SETTINGS, Place, Program, nearest
 from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
-from edgespec.cli.terminal.output import State, enable_native_log, prepare_streams, print_error
+from edgespec.cli.terminal.output import NARROWEST, State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -96,7 +97,8 @@ def _run(arguments: Sequence[str], state: State) -> int:
             return _stdout_closed()
         if state.debug:
             enable_native_log()
-        code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state)
+        width = max(min(shutil.get_terminal_size().columns, 80) - 2, NARROWEST)
+        code = app(args=list(arguments), prog_name="edgespec", standalone_mode=False, obj=state, terminal_width=width)
         sys.stdout.flush()
         if code == EXIT_INTERRUPTED:  # typer's answer to a KeyboardInterrupt
             return _interrupted(state)

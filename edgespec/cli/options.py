@@ -150,7 +150,7 @@ class AnswerFlags(ModelFlags):
 
     def resolve(self, **changed: Any) -> Profile:
         """As ModelFlags, with no depth for ``plain``."""
-        # Without slots' own class a zero-argument super() fails in a dataclass with slots.
+        # super() without arguments fails in a dataclass with slots.
         return ModelFlags.resolve(self, **({"depth": 0} if self.plain else {}), **changed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -121,11 +122,13 @@ class Program(TyperGroup):
         formatter.write_paragraph()
         for group in dict.fromkeys(place.group for place in self.places.values()):
             formatter.write(f"{group}:\n")
-            for name, place in self.places.items():
-                if place.group == group:
-                    formatter.write(f"  {name:{names}}  {place.summary}\n")
-        shown = [max(param.opts, key=len) for param in self.get_params(ctx) if not param.hidden]
-        formatter.write(f"\nOptions: {' '.join(shown)}\n")
+            own = {name: place.summary for name, place in self.places.items() if place.group == group}
+            with formatter.indentation():
+                formatter.write_dl([(f"{name:{names}}", summary) for name, summary in own.items()])
+        options = [param for param in self.get_params(ctx) if not param.hidden and param.name != "help"]
+        shown = [max(param.opts, key=len) for param in options]
+        line = f"Options: {' '.join(shown)}"
+        formatter.write(f"\n{textwrap.fill(line, formatter.width, break_on_hyphens=False)}\n")
 
 
 def nearest(name: str, ctx: Any) -> str | None:
