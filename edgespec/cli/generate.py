@@ -31,7 +31,7 @@ from edgespec.errors import InvalidRequestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flags(AnswerFlags):
-    """What gives an answer; the model can also be named by an option, as PROMPT alone is no MODEL."""
+    """What gives an answer; an option can name the model, as one argument alone is the prompt."""
 
     target: ModelOption = None
 
