@@ -257,7 +257,7 @@ def test_bench_help_names_every_option(here: InProcess) -> None:
     assert result.code == 0
     own = "--suite --arms --passes --max-tokens --limit --category --compare --cold --plot --log --json"
     own += " --temperature --top-p --top-k --min-p --seed"
-    for name in (*own.split(), "--target", "--draft", "--profile", "--context", "--depth", "--exactness", "ABBA"):
+    for name in (*own.split(), "MODEL", "--draft", "--profile", "--context", "--set", "ABBA"):
         assert name in result.out, name
     words = " ".join(result.out.split())
     assert all(name in words for name in BUILTIN_SUITES)

@@ -145,9 +145,9 @@ def test_plan_wraps_to_a_narrow_terminal(
     [
         (("--simulate", "laptop-small-gp"), ("no described machine", "Did you mean laptop-small-gpu?")),
         (("--simulate", "none.toml"), ("no machine file none.toml", "Described machines: ")),
-        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--target cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--target", "x"), ("--model cannot be combined with --simulate",)),
         (("--simulate", "laptop-small-gpu", "--context", "512"), ("--context cannot be combined with --simulate",)),
-        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--depth cannot be combined with --simulate",)),
+        (("--simulate", "laptop-small-gpu", "--depth", "2"), ("--set cannot be combined with --simulate",)),
     ],
 )
 def test_wrong_arguments_of_simulate_are_errors(

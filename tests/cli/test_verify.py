@@ -60,7 +60,7 @@ def test_verify_fails_with_a_hint_if_tokens_differ(verify: Verify) -> None:
     assert found.code == 1
     assert "divergence  p at token 3, depth 1, greedy: gap 0.5000, bound 0.0000" in found.out
     assert found.out.splitlines()[-1] == "the promise does not hold: guessing changed the text"
-    safe = "--depth 0, or depth = 0 in a profile, keeps this model to plain decoding's text"
+    safe = "--plain, or depth = 0 in a profile, keeps this model to plain decoding's text"
     assert found.hint == f"{safe}; {HINT}"
     told = verify(diverging, "--json")
     assert (told.code, told.json["identical"], told.hint) == (1, 0, found.hint)
@@ -69,7 +69,7 @@ def test_verify_fails_with_a_hint_if_tokens_differ(verify: Verify) -> None:
 def test_verify_of_near_exactness_hints_at_stable_if_tokens_differ(verify: Verify) -> None:
     found = verify(lambda report: replace(diverging(report), level="N"))
     assert found.code == 1
-    assert found.hint == f"--exactness stable keeps this model to plain decoding's text; {HINT}"
+    assert found.hint == f"--set exactness=stable keeps this model to plain decoding's text; {HINT}"
 
 
 def test_verify_fails_if_nothing_was_guessed(verify: Verify) -> None:

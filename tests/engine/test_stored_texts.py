@@ -340,7 +340,7 @@ def test_learned_text_is_guessed_and_changes_no_answer(tiny: TinyModels, home: H
     learned_path(home, vocabulary).write_bytes(b"nonsense")
     with load(tiny, home, learned=True) as engine, engine.session() as session:
         events = list(session.generate(PROMPT, max_tokens=4))
-        assert any(isinstance(event, Notice) and "`edgespec learn`" in event.message for event in events)
+        assert any(isinstance(event, Notice) and "`edgespec memory learn`" in event.message for event in events)
 
 
 def test_files_and_folders_are_learned_and_learning_again_replaces(
