@@ -71,15 +71,15 @@ def generate(
     state = state_of(ctx)
     if prompt is None:
         prompt, flags = flags.model, replace(flags, model=None)
-    if prompt is None and sys.stdin.isatty():
-        raise _missing()
-    prompt = "-" if prompt is None else prompt
+    piped = prompt is None
+    if prompt is None:
+        prompt = "" if sys.stdin.isatty() else "-"
     if raw and system is not None:
         raise InvalidRequestError("--raw has no system message", hint="leave out --raw or --system")
     chosen = flags.resolve()
     sampling = drawn.over(Sampling(rule=chosen.rule))
     # Wrong requests fail before stdin is read and a model is loaded.
-    if prompt != "-":
+    if prompt != "-" and not piped:
         check_request(prompt, stop=stop or (), raw=raw)
     if prompt == "-" and asked.reads_stdin:
         raise InvalidRequestError(
@@ -87,6 +87,8 @@ def generate(
         )
     form = asked.form(lambda: read_input(state.interrupts))
     text = prompt if asked.reads_stdin else _with_input(prompt, state)
+    if piped and not text.strip():
+        raise InvalidRequestError("PROMPT is missing", hint='for example: edgespec generate "Name a bird."')
     check_request(text, stop=stop or (), raw=raw)
     with (
         open_engine(with_learned_text(chosen), state) as engine,
@@ -110,17 +112,10 @@ def generate(
         raise typer.Exit(130)
 
 
-def _missing() -> InvalidRequestError:
-    return InvalidRequestError("PROMPT is missing", hint='for example: edgespec generate "Name a bird."')
-
-
 def _with_input(prompt: str, state: State) -> str:
     """The piped text followed by the prompt; for ``-`` only the piped text."""
     if prompt == "-":
-        text = read_input(state.interrupts)
-        if not text.strip():
-            raise _missing()
-        return text
+        return read_input(state.interrupts)
     piped = "" if sys.stdin.isatty() else read_input(state.interrupts).strip("\n")
     if not piped.strip():
         return prompt
