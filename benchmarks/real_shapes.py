@@ -10,7 +10,8 @@ means nothing.
 Of a mixture of experts the forwards also say what is predicted of them: the calibrated T(w), and the seconds of an
 expert for each that a forward reads more or less than calibrated. Rows of one token read the fewest.
 
-    python -m benchmarks.real_shapes SHAPE [SHAPE ...] [--folder FOLDER] [--threads N] [--runs N] [--page FILE]
+    python -m benchmarks.real_shapes SHAPE [SHAPE ...] [--folder FOLDER] [--threads N] [--runs N] [--layers N]
+        [--page FILE]
 
 Prints a JSON object for each shape, and a table, which --page puts in the place of the page's own. Requires an idle
 machine.
@@ -156,7 +157,11 @@ def that_fits(shape: RealShape) -> RealShape:
     """The shape, with a third of its layers if file and prepared weights would exceed MOST_BYTES."""
     if 2 * bytes_of(shape) <= MOST_BYTES:
         return shape
-    return replace(shape, sizes=replace(shape.sizes, layers=shape.sizes.layers // 3))
+    return with_layers(shape, shape.sizes.layers // 3)
+
+
+def with_layers(shape: RealShape, layers: int) -> RealShape:
+    return replace(shape, sizes=replace(shape.sizes, layers=layers))
 
 
 def write_shape(shape: RealShape, path: Path) -> None:
@@ -404,6 +409,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runs", type=int, default=2, help="processes of each runtime")
     parser.add_argument("--passes", type=int, default=PASSES, help="timed forwards of each width in a process")
+    parser.add_argument("--layers", type=int, help="of the file; without it as many as fit")
     parser.add_argument("--page", type=Path, help="a page to put the table in")
     parser.add_argument("--child", nargs=2, metavar=("RUNTIME", "FILE"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -413,7 +419,7 @@ def main() -> None:
         return
     reports = []
     for name in given.shapes:
-        shape = that_fits(SHAPES[name])
+        shape = with_layers(SHAPES[name], given.layers) if given.layers else that_fits(SHAPES[name])
         with tempfile.TemporaryDirectory(dir=given.folder) as place:
             path = Path(place) / f"{name}.gguf"
             write_shape(shape, path)
@@ -426,7 +432,8 @@ def main() -> None:
     table = table_of(reports)
     print(table)
     if given.page:
-        given.page.write_text(with_table(given.page.read_text(encoding="utf-8"), table), encoding="utf-8")
+        page = given.page.read_text(encoding="utf-8") if given.page.exists() else "# Architectures\n"
+        given.page.write_text(with_table(page, table), encoding="utf-8")
 
 
 if __name__ == "__main__":
