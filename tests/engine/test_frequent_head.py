@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.trimmed_folder import write_trimmed_folder
 
 PROFILE = load_profile("laptop", environ={}, cwd=Path("/"), user_dir=Path("/"), only_the_named=True)
 NORMAL, CONTROL, BYTE = 1, 3, 6
@@ -119,7 +119,7 @@ def test_facts_of_a_frequent_head_are_equal_before_and_after_loading(located: Lo
 
 
 def test_only_drafters_in_our_kernels_and_this_process_get_a_frequent_head(
-    located: LocatedModel, hundred: IdArray
+    located: LocatedModel, hundred: IdArray, tmp_path: Path
 ) -> None:
     native, llama = NativeSettings(), LlamaSettings()
     for profile, settings in (
@@ -128,8 +128,9 @@ def test_only_drafters_in_our_kernels_and_this_process_get_a_frequent_head(
         (PROFILE, llama),
     ):
         assert "head_rows" not in described(profile, located, settings).settings
-    trimmed: Any = SimpleNamespace(folder=Path("folder"))
-    assert "head_rows" not in described(PROFILE, replace(located, artefact=trimmed), native).settings
+    folder = write_trimmed_folder(located.path, tmp_path / "trimmed", KEPT.tolist())
+    trimmed = Locator(store=Store(Home(tmp_path))).locate(str(folder))
+    assert "head_rows" not in described(PROFILE, trimmed, native).settings
     assert "head_rows" not in NativeRuntime().describe(located, native).settings
 
 
