@@ -15,18 +15,13 @@ from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
-from edgespec.engine.prefixes.stored import clear_prefixes
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
-from edgespec.files.model_file import read_model_file
-from edgespec.interfaces.model import HOST
-from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
-from edgespec.store.file_notes import FileNotes
-from edgespec.store.found import ModelFolders, find_models
 from edgespec.store.references import (
+    ONLINE,
     CatalogueName,
     HubFile,
     HubReference,
@@ -36,12 +31,11 @@ from edgespec.store.references import (
     parse_reference,
     spec_of_hub_reference,
 )
-from edgespec.store.scan import FoundModel
-from edgespec.store.store import Store, StoredModel
-from edgespec.text.tokenizers.vocabulary import unsupported
 
 if TYPE_CHECKING:
     from edgespec.store.hub.quantisations import Quantisation, QuantisationChoice
+    from edgespec.store.scan import FoundModel
+    from edgespec.store.store import Store, StoredModel
 
 app = typer.Typer(
     cls=Group,
@@ -73,7 +67,7 @@ def pull(
     """Download models into the store. Downloads are verified, and resume after an interruption."""
     state = state_of(context)
     references = [_fetchable(text) for text in model]
-    store = Store(home(), Network(offline=state.offline))
+    store = _store(Network(offline=state.offline))
     rows = []
     for reference in references:
         with state.progress() as progress:
@@ -91,6 +85,12 @@ def pull(
         rows.append({**_stored_json(stored), **told, "quantisations": found})
     if json:
         print_json({"models": rows})
+
+
+def _store(network: Network = ONLINE) -> Store:
+    from edgespec.store.store import Store
+
+    return Store(home(), network)
 
 
 def _fetchable(text: str) -> CatalogueName | HubReference:
@@ -164,7 +164,10 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     """List known and stored models and those of other programs, with sizes."""
     if context.invoked_subcommand is not None:
         return
-    store = Store(home())
+    from edgespec.store.file_notes import FileNotes
+    from edgespec.store.found import ModelFolders, find_models
+
+    store = _store()
     known, here = catalogue(), {stored.name: stored for stored in store.list()}
     found = find_models(ModelFolders.of(os.environ, Path.home()))
     own = {stored.path.resolve() for stored in here.values()}
@@ -206,6 +209,11 @@ class _Content:
 
     @classmethod
     def of(cls, path: Path, others: Sequence[Path] = ()) -> _Content:
+        from edgespec.files.model_file import read_model_file
+        from edgespec.interfaces.model import HOST
+        from edgespec.runtimes.table import RUNTIMES
+        from edgespec.text.tokenizers.vocabulary import unsupported
+
         family, vision = None, False
         try:
             located = read_model_file(path, others)
@@ -341,7 +349,7 @@ def _agreed(models: Sequence[str], state: State) -> bool:
     """Whether a person says yes; True without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    here = [stored for stored in Store(home()).list() if stored.name in models]
+    here = [stored for stored in _store().list() if stored.name in models]
     size = f" ({megabytes(sum(stored.bytes for stored in here))})" if here else ""
     sys.stderr.write(f"Remove {', '.join(models)}{size}? [y/N] ")
     sys.stderr.flush()
@@ -349,7 +357,9 @@ def _agreed(models: Sequence[str], state: State) -> bool:
 
 
 def _remove(model: str, *, as_json: bool) -> None:
-    store = Store(home())
+    from edgespec.engine.prefixes.stored import clear_prefixes
+
+    store = _store()
     stored = store.find(model)
     removed = store.remove(model)
     if stored is not None:
@@ -370,7 +380,7 @@ def _remove(model: str, *, as_json: bool) -> None:
 @app.command("verify", cls=Command)
 def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Read a stored model and compare its sha256 with the recorded one."""
-    state, store = state_of(context), Store(home())
+    state, store = state_of(context), _store()
     json = json or state.json
     with state.progress() as progress:
         if store.find(model) is None:

@@ -19,18 +19,16 @@ from edgespec.cli.options import MODEL_HELP, JsonOption, default_threads, resolv
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.measuring import Measuring
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
-from edgespec.files.gguf.token_rows import TokenIds
 from edgespec.files.home import home
-from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Job
-from edgespec.store.locate import Locator
-from edgespec.store.store import Store
 
 if TYPE_CHECKING:
+    from edgespec.export.measuring import Measuring
     from edgespec.export.trim.choose_rows import Trimming, TrimRequest
+    from edgespec.files.gguf.token_rows import TokenIds
+    from edgespec.files.model_file import LocatedModel
 
 FORMATS = ("gguf", "onnx")
 ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
@@ -158,6 +156,8 @@ def export(
 @contextmanager
 def _measuring(state: State) -> Iterator[Measuring]:
     """What the export measures with, and its progress on stderr."""
+    from edgespec.export.measuring import Measuring
+
     prompts = calibration_prompts()
     with state.progress() as progress:
         yield Measuring(
@@ -234,6 +234,8 @@ def _located(model: str, output: Path, state: State) -> LocatedModel:
     """Locate the model, downloading it if missing, and check that it can be exported to ``output``."""
     from edgespec.export.gguf.files import check_destination
     from edgespec.export.staging import check_replaceable
+    from edgespec.store.locate import Locator
+    from edgespec.store.store import Store
 
     check_replaceable(Path(os.path.realpath(output)))  # before anything is downloaded
 
@@ -269,6 +271,8 @@ def _sha256(source: LocatedModel, job: Job) -> str:
 def _licence(source: LocatedModel) -> str | None:
     """The licence stated by the catalogue, the store or the file; None if none states it."""
     if source.identity.startswith("sha256:"):
+        from edgespec.store.store import Store
+
         stored = Store(home()).find(source.name)
         known = source.licence or (None if stored is None else stored.licence)
         if known:
