@@ -323,6 +323,13 @@ def test_typed_bytes_that_are_not_utf8_are_an_error(opened: Open) -> None:
     leave(chat)
 
 
+def test_exit_leaves_as_in_a_shell(opened: Open) -> None:
+    chat = opened()
+    chat.type("exit\r")
+    assert chat.exit_code() == 0
+    assert "tok/s" not in chat.plain, "it was no prompt"
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("generate", "hello"), ("chat",)], ids=" ".join)
 def test_commands_without_a_terminal_do_not_import_the_editor(
     tiny: TinyModels, tmp_path: Path, arguments: tuple[str, ...]
