@@ -401,7 +401,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--plot", "nowhere/figure.png"), "the folder nowhere for the plot figure.png does not exist"),
         (("--log", "nowhere/log.jsonl"), "the folder nowhere for the log log.jsonl does not exist"),
         (("--exactness", "sometimes"), "exactness"),
-        (("extra",), "extra"),
+        (("model", "extra"), "extra"),
     ],
 )
 def test_a_wrong_option_of_bench_is_an_error_before_measuring(
