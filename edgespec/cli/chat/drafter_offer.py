@@ -101,10 +101,10 @@ def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
     lines = textwrap.fill(about + "Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
     question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
     while True:
-        sys.stderr.write(question)
-        sys.stderr.flush()
         try:
             with interrupts.during(forgives=(signal.SIGINT,)):
+                sys.stderr.write(question)
+                sys.stderr.flush()
                 line = interrupts.read(sys.stdin.readline)
         except KeyboardInterrupt:
             _obey(interrupts)
