@@ -46,7 +46,7 @@ def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubS
     assert lines[start + 2].split() == ["*", "Q8_0", "0", "MB", "runs", "on", "our", "kernels", FIRST]
     assert "too large for this machine  tiny-F16.gguf" in lines[start + 3]
     assert lines[start + 4].startswith("* Q8_0, 0 MB: runs on our kernels, takes about 0.50 GiB of the ")
-    assert lines[start + 5] == "for another one: edgespec pull hf:org/repo/FILE"
+    assert lines[start + 5] == "for another one: edgespec pull hf:org/repo:QUANT"
     assert lines[-1].startswith("hf:org/repo: 0 MB, licence apache-2.0, llama, runs on our kernels, ")
     assert {request.path for request in hub.bodies()} == {f"/cdn/{name}" for name in hub.files if "q8" in name}
     hub.requests = []
