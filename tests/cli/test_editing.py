@@ -327,7 +327,7 @@ def test_exit_leaves_as_in_a_shell(opened: Open) -> None:
     chat = opened()
     chat.type("exit\r")
     assert chat.exit_code() == 0
-    assert "tok/s" not in chat.plain, "it was no prompt"
+    assert "tok/s" not in chat.plain, "the word was not answered"
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("generate", "hello"), ("chat",)], ids=" ".join)
