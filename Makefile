@@ -83,7 +83,7 @@ test-sanitized:
 	$(WITH_SANITIZERS) -m pytest tests/kernels \
 		tests/runtimes/test_native.py tests/runtimes/test_native_hostile.py tests/runtimes/test_native_tree.py \
 		tests/runtimes/test_native_parts.py tests/runtimes/test_native_saved.py tests/runtimes/test_native_trimmed.py \
-		tests/runtimes/test_native_requantized.py tests/runtimes/test_native_experts.py \
+		tests/runtimes/test_native_requantized.py tests/runtimes/test_native_experts.py tests/runtimes/test_native_windows.py \
 		-k 'not compile and not llama_cpp and not leak and not costs' $(ARGS); \
 		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
 

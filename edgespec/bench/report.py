@@ -194,7 +194,7 @@ def _work(
     if not rounds or not tokens or not seconds:
         return work
     drafter_bytes = 0 if drafter is None else drafter.bytes_per_forward
-    read = sum(target.bytes_per_forward + target.kv_bytes_per_token * record.context_length for record in rounds)
+    read = sum(target.bytes_per_forward + target.cache_bytes(record.context_length) for record in rounds)
     per_token = (read + forwards * drafter_bytes) / tokens
     drafted_s = sum(record.draft_s for record in rounds)
     verified_s = sum(record.verify_s for record in rounds)

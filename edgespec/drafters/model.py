@@ -262,6 +262,7 @@ class ModelDraftState(DraftState):
             cache.start = reached = begins
         shared = min(reached, last) - cache.start
         cache.sequence.rewind(shared)
+        shared = cache.sequence.length
         del cache.known[shared:]
         return context.tokens[cache.start + shared :]
 

@@ -47,7 +47,8 @@ def write_session(
     SessionFileError, DiskSpaceError, CancelledError; a file at ``path`` is then unchanged.
     """
     length = min(sequence.length, len(state.history))
-    count, size = sequence.part_sizes(length) if isinstance(sequence, SavableSequence) and length else (0, 0)
+    savable = isinstance(sequence, SavableSequence) and sequence.holds(length)
+    count, size = sequence.part_sizes(length) if isinstance(sequence, SavableSequence) and savable else (0, 0)
     angles = sequence.angles if isinstance(sequence, SavableSequence) else ""
 
     def parts() -> Iterator[bytes]:

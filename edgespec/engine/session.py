@@ -172,7 +172,8 @@ class Session:
 
         def sizes(_stop: threading.Event) -> tuple[int, int] | None:
             savable = self._savable
-            return savable.part_sizes(len(tokens)) if savable is not None and self._holds(tokens) else None
+            held = savable is not None and self._holds(tokens) and savable.holds(len(tokens))
+            return savable.part_sizes(len(tokens)) if savable is not None and held else None
 
         return self._when_free(sizes) if owner == self._owner else None
 
@@ -459,6 +460,7 @@ class Session:
         if shared < self._target.length and not self._pair.can_rewind:
             shared = 0  # a recurrent state cannot be rewound, only reset
         self._target.rewind(shared)
+        shared = self._target.length
         if (kept := self._pair.prefixes) is not None and (savable := self._savable) is not None:
             shared = kept.fill(self._owner, turn.tokens, savable)
         answer.stats.cached_tokens = shared

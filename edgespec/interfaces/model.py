@@ -30,9 +30,25 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedLayers:
+    """What a model's layers with a window take of its cache, if they keep only the last ``positions``."""
+
+    bytes_per_token: int = 0
+    positions: int = 0
+
+    def spared_bytes(self, tokens: int) -> int:
+        """What a cache of ``tokens`` takes less than one that keeps all positions."""
+        return self.bytes_per_token * max(0, tokens - self.positions)
+
+
+ALL_KEPT = WindowedLayers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Facts about loaded weights. ``settings`` are the runtime's own, as they enter the numeric class.
 
+    ``kv_bytes_per_token`` are those of all layers, of which the ``windowed`` ones keep only the last positions.
     ``can_branch``: its Sequences are TreeSequences, and a tree's rows are bit-equal to those of its paths as chains.
     ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
     some context lengths are bit-equal at any. ``mask_id``: as a drafter it drafts all tokens in one forward, in which
@@ -58,7 +74,12 @@ class ModelFacts:
     bit_equal_by_construction: bool = False
     mask_id: int | None = None
     mixture: Mixture | None = None
+    windowed: WindowedLayers = ALL_KEPT
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+    def cache_bytes(self, tokens: int) -> int:
+        """What a cache of that many tokens takes."""
+        return self.kv_bytes_per_token * tokens - self.windowed.spared_bytes(tokens)
 
     @property
     def cache_class(self) -> dict[str, Any]:
@@ -87,12 +108,16 @@ class Sequence(Protocol):
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         """Append ``tokens`` and score the last ``rows`` of them (0 <= rows <= len(tokens)).
 
-        On any exception the cache is back at its former length. Raises ContextFullError, CancelledError,
-        ForwardError, ClosedError.
+        On any exception the cache is back at its former length, as by ``rewind``. Raises ContextFullError,
+        CancelledError, ForwardError, ClosedError.
         """
 
     def rewind(self, length: int) -> None:
-        """Drop everything from ``length`` on. Raises RewindError if the cache cannot."""
+        """Drop everything from ``length`` on. Raises RewindError if the cache cannot.
+
+        Layers with a window may have given back what the tokens after a far rewind see. Then all tokens are dropped,
+        to be read again: see ``length``. What the last forwards appended, up to 2048 tokens, can always be dropped.
+        """
 
     def fork(self) -> Sequence:
         """A second Sequence with the same content. Raises RuntimeUnavailableError where unsupported."""
@@ -199,6 +224,9 @@ class SavableSequence(Sequence, Protocol):
 
     def part_sizes(self, length: int) -> tuple[int, int]:
         """In how many parts the first ``length`` tokens of a cache are kept, and how many bytes each part has."""
+
+    def holds(self, length: int) -> bool:
+        """Whether the cache still has all that is kept of its first ``length`` tokens."""
 
     def read_part(self, part: int, length: int) -> bytes:
         """One part of the cache's first ``length`` tokens. Raises InvalidRequestError, ClosedError."""

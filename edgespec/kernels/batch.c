@@ -71,7 +71,7 @@ struct es_batch *es_batch_open(const struct es_model *model, const struct es_thr
     struct carver carver = {0};
     carve_buffers(batch, &carver, (size_t)threads->count);
     batch->buffer_bytes = carver.used;
-    batch->buffers = es_memory_take((int64_t)carver.used, 0);
+    batch->buffers = es_memory_take((int64_t)carver.used, ES_PAGES_SMALL);
     carver = (struct carver){.base = batch->buffers};
     carve_buffers(batch, &carver, (size_t)threads->count);
     if (batch->buffers)

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 14
+#define ES_ABI 15
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -157,9 +157,16 @@ ES_EXPORT int32_t es_abi(void);
 ES_EXPORT const char *es_level_name(int32_t level); /* null if this build or processor lacks it */
 ES_EXPORT bool es_level_runs(int32_t level); /* whether this processor could run it, built or not */
 
-/* Zeroed private pages; null without memory. `huge` asks for large pages; without it there are none. */
-ES_EXPORT void *es_memory_take(int64_t bytes, int32_t huge);
+/* What memory is for: nothing in particular, weights, or a region of which most is never in use at a time. */
+enum es_pages { ES_PAGES_SMALL = 0, ES_PAGES_HUGE = 1, ES_PAGES_SPARSE = 2 };
+
+/* Zeroed private pages, of which only ES_PAGES_HUGE asks for large ones; null without memory. The system is not asked
+ * whether it has as much as ES_PAGES_SPARSE. */
+ES_EXPORT void *es_memory_take(int64_t bytes, int32_t pages);
 ES_EXPORT void es_memory_give(void *memory, int64_t bytes);
+/* Gives back the whole pages of a region up to byte `end`, from the page on that holds byte `first`. They stay usable, and
+ * hold zeros or what they held. */
+ES_EXPORT void es_memory_forget(void *memory, int64_t first, int64_t end);
 /* Differs if one word differs, and nearly always if more do; detects damage to files, not forgery. */
 ES_EXPORT uint64_t es_checksum(const uint8_t *bytes, int64_t length);
 
@@ -221,18 +228,22 @@ ES_EXPORT int32_t es_forward_tree(struct es_sequence *sequence, const int32_t *t
                                   const int32_t *parents, int32_t first);
 /* Copies these nodes' keys and values into the cache, from position `start` on. */
 ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, int32_t count, int64_t start);
-/* Copies the first `length` positions from another cache of the same model with the same frequencies. */
-ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length);
+/* Copies the first `length` positions from another cache of the same model with the same frequencies; in layers with a
+ * window those from `first` on. */
+ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t first, int64_t length);
+/* Gives back the memory of positions first .. end - 1 in the layers with a window: no later row may see them before they
+ * are written again. A page that holds other positions, too, stays. Returns an es_status. */
+ES_EXPORT int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end);
 
-/* The first `length` positions of a cache in parts, for a file: the keys of each layer's heads, then the values. All parts
- * have es_part_bytes bytes, 0 for a length that the cache cannot hold; a part's layout is the cache's own, with zeros after
- * the last position. */
-ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t length);
-ES_EXPORT int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t length, uint8_t *to,
-                               int64_t bytes);
+/* Positions first .. length - 1 of a cache in parts, for a file: the keys of each layer's heads, then the values. `first`
+ * is a multiple of 16. All parts have es_part_bytes bytes, 0 for positions that the cache cannot hold; a part's layout is
+ * the cache's own, with zeros after the last position. */
+ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t first, int64_t length);
+ES_EXPORT int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length,
+                               uint8_t *to, int64_t bytes);
 /* Returns ES_NOT_FINITE, and changes nothing, for a part with a number that is not finite. */
-ES_EXPORT int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t length, const uint8_t *from,
-                                int64_t bytes);
+ES_EXPORT int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t first, int64_t length,
+                                const uint8_t *from, int64_t bytes);
 
 /* From the next forward on, scores with `count` matrices next to each other: rows of the model's head, at most as many as
  * it has. The caller keeps them alive. Initially the model's own head is used. The last forward's scores become invalid.

@@ -16,6 +16,14 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
     sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
 }
 
+static bool has_window(const struct es_model *model)
+{
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        if (model->layer[layer].window)
+            return true;
+    return false;
+}
+
 struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, const int32_t *cancelled)
 {
     if (context_length < 1)
@@ -35,12 +43,13 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
         2 * (size_t)(model->layers * model->kv_heads) * head_cache_length(sequence) * sizeof(uint16_t);
-    sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, 0);
+    enum es_pages pages = has_window(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
+    sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
 
     struct carver carver = {0};
     carve_buffers(sequence, &carver);
     sequence->buffer_bytes = carver.used;
-    sequence->buffers = es_memory_take((int64_t)carver.used, 0);
+    sequence->buffers = es_memory_take((int64_t)carver.used, ES_PAGES_SMALL);
     carver = (struct carver){.base = sequence->buffers};
     carve_buffers(sequence, &carver);
     if (!sequence->cache || !sequence->buffers) {
@@ -59,38 +68,60 @@ void es_close(struct es_sequence *sequence)
     free(sequence);
 }
 
-int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t length)
+static size_t tile_of(int64_t position)
+{
+    return (size_t)position / TILE_ROWS * TILE_ROWS;
+}
+
+int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t first, int64_t length)
 {
     const struct es_model *model = to->model;
-    if (from->model != model || from->frequencies != to->frequencies || length < 0 ||
+    if (from->model != model || from->frequencies != to->frequencies || first < 0 || length < first ||
         (size_t)length > to->context_length || (size_t)length > from->context_length)
         return ES_BAD_REQUEST;
-    size_t tiles = ((size_t)length + TILE_ROWS - 1) / TILE_ROWS;
-    size_t bytes = tiles * TILE_ROWS * (size_t)model->head_length * sizeof(uint16_t);
-    for (int64_t layer = 0; layer < model->layers; layer++)
+    size_t head_length = (size_t)model->head_length, end = tile_of(length + TILE_ROWS - 1);
+    for (int64_t layer = 0; layer < model->layers; layer++) {
+        size_t begin = model->layer[layer].window ? tile_of(first) * head_length : 0;
+        size_t bytes = (end * head_length - begin) * sizeof(uint16_t);
         for (int64_t head = 0; head < model->kv_heads; head++) {
-            memcpy(keys_of(to, layer, head), keys_of(from, layer, head), bytes);
-            memcpy(values_of(to, layer, head), values_of(from, layer, head), bytes);
+            memcpy(keys_of(to, layer, head) + begin, keys_of(from, layer, head) + begin, bytes);
+            memcpy(values_of(to, layer, head) + begin, values_of(from, layer, head) + begin, bytes);
+        }
+    }
+    return ES_OK;
+}
+
+int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end)
+{
+    const struct es_model *model = sequence->model;
+    if (first < 0 || end < first || (size_t)end > sequence->positions)
+        return ES_BAD_REQUEST;
+    int64_t position_bytes = model->head_length * (int64_t)sizeof(uint16_t);
+    int64_t from = (int64_t)tile_of(first) * position_bytes, to = (int64_t)tile_of(end) * position_bytes;
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        for (int64_t head = 0; head < model->kv_heads && model->layer[layer].window; head++) {
+            es_memory_forget(keys_of(sequence, layer, head), from, to);
+            es_memory_forget(values_of(sequence, layer, head), from, to);
         }
     return ES_OK;
 }
 
-int64_t es_part_bytes(const struct es_sequence *sequence, int64_t length)
+int64_t es_part_bytes(const struct es_sequence *sequence, int64_t first, int64_t length)
 {
-    if (length < 1 || (size_t)length > sequence->context_length)
+    if (first < 0 || first % TILE_ROWS || length <= first || (size_t)length > sequence->context_length)
         return 0;
-    size_t positions = ((size_t)length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    size_t positions = tile_of(length - first + TILE_ROWS - 1);
     return (int64_t)(positions * (size_t)sequence->model->head_length * sizeof(uint16_t));
 }
 
-/* Where a part begins; null unless it is one, of that many bytes. */
-static uint16_t *part_of(const struct es_sequence *sequence, int64_t part, int64_t length, int64_t bytes)
+/* Where a part's position `first` is; null unless it is one, of that many bytes. */
+static uint16_t *part_of(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length, int64_t bytes)
 {
     const struct es_model *model = sequence->model;
     int64_t heads = model->layers * model->kv_heads;
-    if (part < 0 || part >= 2 * heads || bytes < 1 || bytes != es_part_bytes(sequence, length))
+    if (part < 0 || part >= 2 * heads || bytes < 1 || bytes != es_part_bytes(sequence, first, length))
         return NULL;
-    return sequence->cache + (size_t)part * head_cache_length(sequence);
+    return sequence->cache + (size_t)part * head_cache_length(sequence) + (size_t)(first * model->head_length);
 }
 
 /* Positions from `length` to the end of its tile become zeros: they hold what a rejected guess left. */
@@ -113,26 +144,28 @@ static void copy_part(uint16_t *to, const uint16_t *from, const struct es_model 
     clear_rest(to, part < model->layers * model->kv_heads, (size_t)model->head_length, (size_t)length);
 }
 
-int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t length, uint8_t *to, int64_t bytes)
+int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length, uint8_t *to,
+                     int64_t bytes)
 {
-    const uint16_t *own = part_of(sequence, part, length, bytes);
+    const uint16_t *own = part_of(sequence, part, first, length, bytes);
     if (!own)
         return ES_BAD_REQUEST;
-    copy_part((uint16_t *)to, own, sequence->model, part, length, bytes);
+    copy_part((uint16_t *)to, own, sequence->model, part, length - first, bytes);
     return ES_OK;
 }
 
-int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t length, const uint8_t *from, int64_t bytes)
+int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t first, int64_t length, const uint8_t *from,
+                      int64_t bytes)
 {
     enum { EXPONENT = 0x7c00 }; /* all ones: infinite, or not a number */
-    uint16_t *own = part_of(sequence, part, length, bytes);
+    uint16_t *own = part_of(sequence, part, first, length, bytes);
     if (!own)
         return ES_BAD_REQUEST;
     const uint16_t *halves = (const uint16_t *)from;
     for (size_t i = 0; i < (size_t)bytes / sizeof *halves; i++)
         if ((halves[i] & EXPONENT) == EXPONENT)
             return ES_NOT_FINITE;
-    copy_part(own, halves, sequence->model, part, length, bytes);
+    copy_part(own, halves, sequence->model, part, length - first, bytes);
     return ES_OK;
 }
 
@@ -163,7 +196,7 @@ int32_t es_keep_hidden(struct es_sequence *sequence, const int64_t *layers, int6
         if (layers[i] < -1 || layers[i] >= sequence->model->layers)
             return ES_BAD_REQUEST;
     sequence->kept_bytes = (size_t)count * ES_MOST_SCORED * row_bytes;
-    sequence->kept = es_memory_take((int64_t)sequence->kept_bytes, 0);
+    sequence->kept = es_memory_take((int64_t)sequence->kept_bytes, ES_PAGES_SMALL);
     sequence->kept_layers = malloc((size_t)count * sizeof *layers);
     if (!sequence->kept || !sequence->kept_layers)
         return ES_BAD_REQUEST; /* nothing is kept; es_close frees the rest */

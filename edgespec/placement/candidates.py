@@ -35,7 +35,8 @@ Known = Callable[[ModelFacts], bool]
 class Placement:
     """A model on one device. ``buffers_bytes`` are those of working buffers in the machine's memory.
 
-    ``position_bytes`` are those of a token in the cache: on the device, and in the machine's memory.
+    ``position_bytes`` are those of a token in the cache: on the device, and in the machine's memory. A cache has room
+    for ``context_length`` tokens.
     """
 
     settings: Settings
@@ -43,6 +44,7 @@ class Placement:
     footprint: Footprint
     buffers_bytes: int
     position_bytes: tuple[float, float]
+    context_length: int
 
     @property
     def name(self) -> str:
@@ -64,9 +66,10 @@ class Placement:
     def longer(self, positions: int) -> Placement:
         """The same placement with caches for that many more tokens."""
         device_bytes, host_bytes = (math.ceil(positions * each) for each in self.position_bytes)
-        own = self.footprint
+        own, windowed, length = self.footprint, self.facts.windowed, self.context_length + positions
+        device_bytes -= windowed.spared_bytes(length) - windowed.spared_bytes(self.context_length)
         grown = replace(own, device_bytes=own.device_bytes + device_bytes, host_bytes=own.host_bytes + host_bytes)
-        return replace(self, footprint=grown)
+        return replace(self, footprint=grown, context_length=length)
 
     def is_of(self, settings: Settings) -> bool:
         """Whether ``settings`` put a model here."""
@@ -284,16 +287,18 @@ def _placement(model: PreparedModel, device: Device | None) -> Placement:
     split = layers.split(0 if settings.device == HOST else some, model.context_length)
     memory = HOST if device is None else device.memory
     host_bytes = split.host_bytes - model.spared_bytes
+    spared_bytes = model.facts.windowed.spared_bytes(model.context_length)
     device_cache, host_cache = (count / model.context_length for count in (split.device_cache, split.host_cache))
     return Placement(
         settings=settings,
         facts=model.facts,
         footprint=Footprint(
             memory=memory,
-            device_bytes=split.device_bytes + (host_bytes if memory == HOST else 0),
+            device_bytes=split.device_bytes + (host_bytes if memory == HOST else 0) - spared_bytes,
             host_bytes=0 if memory == HOST else host_bytes,
             layers=None if some is None else (some, layers.layers),
         ),
         buffers_bytes=estimate_memory(header, model.context_length, bits).buffers_bytes,
         position_bytes=(device_cache + host_cache, 0.0) if memory == HOST else (device_cache, host_cache),
+        context_length=model.context_length,
     )

@@ -12,6 +12,7 @@ from edgespec.errors import MemoryLimitError
 from edgespec.files.disk import gib
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
+from edgespec.interfaces.model import ALL_KEPT, WindowedLayers
 from edgespec.placement.layer_split import layer_bytes
 from edgespec.runtimes.runtime import Settings
 from edgespec.runtimes.table import runtime_of
@@ -31,7 +32,8 @@ STEP_POSITIONS = 1024
 class MemoryEstimate:
     """Bytes that a model needs: weights, a cache for the whole context, of ``positions``, and working buffers.
 
-    ``grows``: the runtime's caches take memory only where they are filled.
+    ``grows``: the runtime's caches take memory only where they are filled. ``windowed`` layers keep only the last
+    positions.
     """
 
     weights_bytes: int
@@ -39,6 +41,7 @@ class MemoryEstimate:
     buffers_bytes: int
     positions: int
     grows: bool
+    windowed: WindowedLayers = ALL_KEPT
 
     @property
     def total_bytes(self) -> int:
@@ -54,7 +57,8 @@ class MemoryEstimate:
         return filled + self.buffers_bytes
 
     def _filled(self, positions: int) -> int:
-        return math.ceil(self.cache_bytes * positions / self.positions)
+        whole = self.cache_bytes + self.windowed.spared_bytes(self.positions)
+        return math.ceil(whole * positions / self.positions) - self.windowed.spared_bytes(positions)
 
 
 def in_steps(tokens: int) -> int:
@@ -229,7 +233,14 @@ def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -
     runtime = runtime_of(settings)
     bits = runtime.cache_bits(settings)
     estimate = estimate_memory(file.header, context_length, bits)
-    whole = replace(estimate, weights_bytes=file.weight_bytes, grows=runtime.cache_grows)
+    windowed = runtime.windowed_layers(file)
+    whole = replace(
+        estimate,
+        weights_bytes=file.weight_bytes,
+        cache_bytes=estimate.cache_bytes - windowed.spared_bytes(context_length),
+        grows=runtime.cache_grows,
+        windowed=windowed,
+    )
     if not runtime.has_own_memory(settings.device):
         return whole
     split = layer_bytes(file.header, bits).split(settings.gpu_layers, context_length)

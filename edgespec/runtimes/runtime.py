@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.interfaces.model import HOST, Mixture, Model, ModelFacts
+from edgespec.interfaces.model import ALL_KEPT, HOST, Mixture, Model, ModelFacts, WindowedLayers
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "npu", "accel", "other"]
 
@@ -152,6 +152,10 @@ class Runtime(ABC):
     @abstractmethod
     def cache_bits(self, settings: Any) -> float:
         """Bits of one element of the cache."""
+
+    def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
+        """The layers that keep only the last positions. Raises RuntimeUnavailableError, ModelFileError."""
+        return ALL_KEPT
 
     def is_prepared(self, file: LocatedModel, settings: Any, form: DraftForm = AS_FILED) -> bool:
         """Whether loading only maps what an earlier load prepared. Checks only a header, so may be wrong."""

@@ -7,6 +7,7 @@ only.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import abc
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -90,6 +91,7 @@ class TranslatedSequence:
         try:
             return TranslatedRows(self._scored(tokens, rows), self._columns)
         except BaseException:
+            self._drop_lost()
             if self.length > start:
                 self.rewind(start)
             raise
@@ -117,6 +119,12 @@ class TranslatedSequence:
         else:  # 0, or a length that the Sequence refuses
             self._sequence.rewind(length and self._sequence.length + 1)
         del self._ends[length:]
+        self._drop_lost()
+
+    def _drop_lost(self) -> None:
+        """Drop the tokens that the Sequence has dropped."""
+        if (kept := bisect_right(self._ends, self._sequence.length)) < len(self._ends):
+            self.rewind(kept)
 
     def fork(self) -> Sequence:
         other = TranslatedSequence(self._sequence.fork(), self._tokens)

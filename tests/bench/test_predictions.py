@@ -144,7 +144,7 @@ def test_the_report_contains_current_and_calibrated_predictions() -> None:
     engine: Any = SimpleNamespace(
         measurements=SimpleNamespace(
             costs=lambda: COSTS,
-            target=SimpleNamespace(bytes_per_forward=1000, kv_bytes_per_token=2),
+            target=SimpleNamespace(bytes_per_forward=1000, cache_bytes=lambda tokens: 2 * tokens),
             drafter=None,
         ),
         machine=SimpleNamespace(as_json=dict),

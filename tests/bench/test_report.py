@@ -21,7 +21,7 @@ FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))
 CURVES = ContextCurves(contexts=(100, 200), curves=(FLAT, FLAT.scaled(2.0)))
 TOKEN_S = 0.002
 COSTS = Costs(curves=CURVES, drafts={"lookup": FREE, "model": DraftCost(token_s=TOKEN_S, lag_token_s=0.5)})
-TARGET = SimpleNamespace(bytes_per_forward=1000, kv_bytes_per_token=2)
+TARGET = SimpleNamespace(bytes_per_forward=1000, cache_bytes=lambda tokens: 2 * tokens)
 DRAFTER = SimpleNamespace(bytes_per_forward=250)
 
 
@@ -211,7 +211,7 @@ def test_the_idle_share_is_never_negative() -> None:
 
 
 def test_a_compared_models_arm_uses_its_own_bytes_and_promises_no_identity() -> None:
-    other: Any = SimpleNamespace(bytes_per_forward=300, kv_bytes_per_token=8)
+    other: Any = SimpleNamespace(bytes_per_forward=300, cache_bytes=lambda tokens: 8 * tokens)
     rounds = [a_round(), a_round()]
     answers = [
         answered(decode_s=0.1, tokens=3, rounds=rounds),
@@ -274,7 +274,7 @@ def test_warm_answers_have_no_request_times() -> None:
 
 
 def test_the_plan_is_compared_with_every_other_model() -> None:
-    other: Any = SimpleNamespace(bytes_per_forward=300, kv_bytes_per_token=8)
+    other: Any = SimpleNamespace(bytes_per_forward=300, cache_bytes=lambda tokens: 8 * tokens)
     answers = [
         answered(ttft_s=1.0, decode_s=1.0),
         answered("planned", ttft_s=1.0, decode_s=0.5),

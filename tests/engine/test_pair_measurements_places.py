@@ -61,6 +61,7 @@ def place(name: str, device: str, device_bytes: int, host_bytes: int, layers: in
         ),
         buffers_bytes=GIB // 4,
         position_bytes=(0.0, 0.0),
+        context_length=2048,
     )
 
 

@@ -64,16 +64,20 @@ def _use(batch: Batch, part: Any, chance: random.Random, findings: Findings) -> 
         elif kind < 0.8:
             other, count = chance.choice(caches), chance.choice((0, 1, context, context + 1, -1))
             if other is not own:
-                findings.counts[f"copy {api.es_copy(own.pointer, other.pointer, count)}"] += 1
+                findings.counts[f"copy {api.es_copy(own.pointer, other.pointer, 0, count)}"] += 1
         elif kind < 0.9:
             count = chance.choice((0, 1, 16, 17, context, context + 1, -1))
-            size = api.es_part_bytes(own.pointer, count)
+            first = chance.choice((0, 0, 16, 17, -16, context))
+            size = api.es_part_bytes(own.pointer, first, count)
             part_bytes = np.zeros(max(1, size), dtype=np.uint8)
             number = chance.choice((0, 1, 3, 10**6, -1))
-            code = api.es_read_part(own.pointer, number, count, part_bytes.ctypes.data, size)
+            code = api.es_read_part(own.pointer, number, first, count, part_bytes.ctypes.data, size)
             findings.counts[f"read {code}"] += 1
-            code = api.es_write_part(own.pointer, number, count, part_bytes.ctypes.data, size)
+            code = api.es_write_part(own.pointer, number, first, count, part_bytes.ctypes.data, size)
             findings.counts[f"write {code}"] += 1
+        elif kind < 0.92:
+            first, end = (chance.choice((0, 16, context // 2, context, context + 16, -1)) for _ in range(2))
+            findings.counts[f"forget {api.es_forget(own.pointer, first, end)}"] += 1
         else:
             own.use_heads(chance.choice(heads))
 

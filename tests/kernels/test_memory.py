@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from edgespec.runtimes.native.library import NativeLibrary
 
 _BYTES = 8 * 2**20
+_SPARSE = 2  # the kernels' number of the kind
 
 
 def flags_of(address: int) -> list[str]:
@@ -25,7 +28,7 @@ def flags_of(address: int) -> list[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how memory is mapped")
-@pytest.mark.parametrize(("huge", "flag"), [(1, "hg"), (0, "nh")])
+@pytest.mark.parametrize(("huge", "flag"), [(1, "hg"), (0, "nh"), (_SPARSE, "nh")])
 def test_a_cache_has_small_pages_even_where_the_system_gives_huge_ones_to_all(
     library: NativeLibrary, huge: int, flag: str
 ) -> None:
@@ -34,5 +37,24 @@ def test_a_cache_has_small_pages_even_where_the_system_gives_huge_ones_to_all(
     address = library.api.es_memory_take(_BYTES, huge)
     try:
         assert flag in flags_of(address)
+    finally:
+        library.api.es_memory_give(address, _BYTES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the pages may keep what they held")
+def test_forgotten_pages_hold_zeros_and_can_be_written_again(library: NativeLibrary) -> None:
+    page = mmap.PAGESIZE
+    address = library.api.es_memory_take(_BYTES, _SPARSE)
+    try:
+        own = (ctypes.c_uint8 * _BYTES).from_address(address)
+        ctypes.memset(address, 7, _BYTES)
+        # The region begins in the middle of a page, whose first bytes belong to another.
+        library.api.es_memory_forget(address + 100, 50, 3 * page + 10)
+        assert bytes(own) == b"\7" * page + bytes(2 * page) + b"\7" * (_BYTES - 3 * page)
+        library.api.es_memory_forget(address + 100, 3 * page + 10, 3 * page + 11)
+        assert own[3 * page] == 7, "the page holds other bytes, too"
+        ctypes.memset(address, 7, _BYTES)
+        library.api.es_memory_forget(address, page + 1, 2 * page)
+        assert bytes(own[: 3 * page]) == b"\7" * page + bytes(page) + b"\7" * page
     finally:
         library.api.es_memory_give(address, _BYTES)

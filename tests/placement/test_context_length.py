@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.engine.pair.load import Limits
 from edgespec.files.home import Home
 from edgespec.interfaces.model import HOST
-from edgespec.placement.candidates import Placements
+from edgespec.placement.candidates import Placements, _placement
 from edgespec.placement.context_length import (
     LEAST_TOKENS,
     MOST_TOKENS,
@@ -21,7 +22,9 @@ from edgespec.placement.context_length import (
     least_context,
     unchanged_context,
 )
+from edgespec.placement.memory import in_steps
 from edgespec.placement.prepared import Preparation, PreparedModel
+from edgespec.planning.choice.options import Footprint
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
@@ -164,3 +167,21 @@ def test_a_model_with_long_factors_keeps_the_context_in_which_its_short_texts_st
     assert found.tokens == 8192
     assert found.why is not None
     assert "reads all positions otherwise" in found.why.text
+
+
+def test_layers_with_a_window_count_what_they_keep(prepare: Prepare, tmp_path: Path) -> None:
+    """In the estimate, in what a conversation takes, in the placement and in the context that is chosen."""
+    shape: dict[str, Any] = {"architecture": "gemma3", "window": 40, "layers": 6, "context_length": MOST_TOKENS}
+    target = prepare(write_tiny_gguf(tmp_path / "windowed.gguf", quant="Q8_0", **shape))
+    facts, own = target.facts, target.facts.windowed
+    assert 0 < own.bytes_per_token == facts.kv_bytes_per_token * 5 // 6
+    here, whole = _placement(target, None), target.for_context(MOST_TOKENS).memory
+    for tokens in (1024, own.positions, LEAST_TOKENS, MOST_TOKENS):
+        assert target.for_context(tokens).memory.cache_bytes == facts.cache_bytes(tokens)
+        assert whole.session_bytes(tokens) == facts.cache_bytes(in_steps(tokens)) + whole.buffers_bytes
+        assert here.longer(tokens - LEAST_TOKENS) == _placement(replace(target, context_length=tokens), None)
+        assert Footprint.whole(facts, tokens).device_bytes == facts.weight_bytes + facts.cache_bytes(tokens)
+    allowed = allowed_for([target], 3 * STEP_TOKENS)
+    assert choose_context(MOST_TOKENS, [target], Placements(), allowed).tokens == 3 * STEP_TOKENS
+    without = target.memory.weights_bytes + target.memory.buffers_bytes
+    assert allowed - without < 3 * STEP_TOKENS * facts.kv_bytes_per_token / SHARE / 2

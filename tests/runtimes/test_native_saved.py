@@ -126,25 +126,31 @@ def test_a_restore_that_fails_leaves_the_cache_empty_and_usable(
 def test_the_library_checks_every_bound_itself(sequence: NativeSequence) -> None:
     """Python checks them too; a mistake there must not become a write outside of the cache."""
     api, pointer = load().api, sequence._native._open()
-    size = api.es_part_bytes(pointer, 40)
+    size = api.es_part_bytes(pointer, 0, 40)
     room = (ctypes.c_uint8 * (2 * size))()
-    for part, length, count in (
-        (-1, 40, size),
-        (8, 40, size),
-        (2**62, 40, size),
-        (0, 0, 0),
-        (0, -1, size),
-        (0, CONTEXT + 1, size),
-        (0, 2**62, size),
-        (0, 40, size - 1),
-        (0, 40, 2 * size),
-        (0, 40, -size),
+    for part, first, length, count in (
+        (-1, 0, 40, size),
+        (8, 0, 40, size),
+        (2**62, 0, 40, size),
+        (0, 0, 0, 0),
+        (0, 0, -1, size),
+        (0, 0, CONTEXT + 1, size),
+        (0, 0, 2**62, size),
+        (0, -16, 40, size),
+        (0, 8, 40, size),
+        (0, 48, 40, size),
+        (0, 16, 40, size),
+        (0, 0, 40, size - 1),
+        (0, 0, 40, 2 * size),
+        (0, 0, 40, -size),
     ):
-        assert api.es_read_part(pointer, part, length, room, count) == BAD_REQUEST
-        assert api.es_write_part(pointer, part, length, room, count) == BAD_REQUEST
-    assert api.es_read_part(pointer, 7, 40, room, size) == OK
+        assert api.es_read_part(pointer, part, first, length, room, count) == BAD_REQUEST
+        assert api.es_write_part(pointer, part, first, length, room, count) == BAD_REQUEST
+    for first, end in ((-1, 16), (16, 0), (0, 2**62), (0, CONTEXT + 17)):
+        assert api.es_forget(pointer, first, end) == BAD_REQUEST
+    assert api.es_read_part(pointer, 7, 0, 40, room, size) == OK
     for bits in (0x7C00, 0xFC00, 0x7E01):  # infinity, its negative, not a number
         bad = bytearray(bytes(room)[:size])
         bad[-2:] = bits.to_bytes(2, "little")
-        assert api.es_write_part(pointer, 7, 40, (ctypes.c_uint8 * size).from_buffer(bad), size) == NOT_FINITE
+        assert api.es_write_part(pointer, 7, 0, 40, (ctypes.c_uint8 * size).from_buffer(bad), size) == NOT_FINITE
     assert sequence.read_part(7, 40) == bytes(room)[:size], "a refused part changes nothing"

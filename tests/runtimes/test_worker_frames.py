@@ -204,6 +204,8 @@ def test_model_facts_survive_the_pipe_unchanged() -> None:
         ("weight_bytes", -1),
         ("bytes_per_forward", 2**63),
         ("kv_bytes_per_token", -1),
+        ("windowed", {"bytes_per_token": -1, "positions": 1}),
+        ("windowed", {"bytes_per_token": 1, "positions": -1}),
         ("trained_context_length", -1),
         ("a stranger", 1),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.model import ALL_KEPT, ModelFacts
 from edgespec.store.families import Family
 
 
@@ -54,6 +54,7 @@ def best_offer(
             weight_bytes=drafter.bytes,
             bytes_per_forward=drafter.draft_bytes,
             kv_bytes_per_token=drafter.cache_bytes,
+            windowed=ALL_KEPT,
         )
         speedup = expected_speedup(facts)
         if speedup is not None:

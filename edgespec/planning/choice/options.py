@@ -35,8 +35,7 @@ class Footprint:
     @staticmethod
     def whole(facts: ModelFacts, context_length: int) -> Footprint:
         """A model that is completely on its device, in a memory of the device's own name."""
-        cache_bytes = facts.kv_bytes_per_token * context_length
-        return Footprint(memory=facts.device, device_bytes=facts.weight_bytes + cache_bytes)
+        return Footprint(memory=facts.device, device_bytes=facts.weight_bytes + facts.cache_bytes(context_length))
 
     def taken(self, headroom_bytes: int) -> dict[str, int]:
         """Bytes taken of each memory; working buffers are with the device."""

@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 14
+ABI = 15
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -189,13 +189,15 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_forward": (c_int32, (c_void_p, _IDS, c_int32, c_int64, c_int32)),
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
     "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
-    "es_copy": (c_int32, (c_void_p, c_void_p, c_int64)),
-    "es_read_part": (c_int32, (c_void_p, c_int64, c_int64, _BYTES, c_int64)),
-    "es_write_part": (c_int32, (c_void_p, c_int64, c_int64, _BYTES, c_int64)),
+    "es_copy": (c_int32, (c_void_p, c_void_p, c_int64, c_int64)),
+    "es_forget": (c_int32, (c_void_p, c_int64, c_int64)),
+    "es_read_part": (c_int32, (c_void_p, c_int64, c_int64, c_int64, _BYTES, c_int64)),
+    "es_write_part": (c_int32, (c_void_p, c_int64, c_int64, c_int64, _BYTES, c_int64)),
     "es_relay": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES)),
     "es_coarsen": (c_int64, (c_int64, _BYTES, c_int64, c_int64, _BYTES, c_int32)),
     "es_memory_take": (c_void_p, (c_int64, c_int32)),
     "es_memory_give": (None, (c_void_p, c_int64)),
+    "es_memory_forget": (None, (c_void_p, c_int64, c_int64)),
     "es_checksum": (c_uint64, (_BYTES, c_int64)),
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
@@ -209,7 +211,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_level_runs": (c_bool, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
-    "es_part_bytes": (c_int64, (c_void_p, c_int64)),
+    "es_part_bytes": (c_int64, (c_void_p, c_int64, c_int64)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),

@@ -13,7 +13,7 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.model import ModelFacts, WindowedLayers
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.layout import read_layout
@@ -21,6 +21,7 @@ from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
+from edgespec.runtimes.native.windows import windowed_layers
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, mixture_of
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 
@@ -112,6 +113,16 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
     return _facts_of_part(as_filed, header, layout, (), form.head_rows)
 
 
+def windowed_of(header: GgufHeader, layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
+    """What the layers with a window take of a cache."""
+    windows = [layer.window for number, layer in enumerate(layout.layers) if number not in skipped]
+    return windowed_layers(sum(map(bool, windows)), max(windows, default=0), _layer_bytes(header))
+
+
+def _layer_bytes(header: GgufHeader) -> int:
+    return header.kv_bytes_per_token(KV_BITS) // header.block_count  # all layers have the same cache
+
+
 def bytes_spared(file: LocatedModel) -> int:
     """How many bytes requantising the matrices of a model saves. Raises RuntimeUnavailableError, ModelFileError."""
     return spared_by(_read_layout(file, requantized=True)) - spared_by(_read_layout(file, requantized=False))
@@ -145,8 +156,7 @@ def _facts_of_part(
 ) -> ModelFacts:
     """``facts`` are those of the whole file, with the weights as filed."""
     spared = spared_by(layout)
-    read, kv = facts.bytes_per_forward - spared_of_forward(layout), facts.kv_bytes_per_token
-    mixture = facts.mixture
+    read, mixture = facts.bytes_per_forward - spared_of_forward(layout), facts.mixture
     settings = dict(facts.settings)
     if any(weight.kept_as is not None for weight in layout.matrices):
         settings["weights"] = REQUANTIZED_TYPE
@@ -155,9 +165,8 @@ def _facts_of_part(
         read -= sum(map(header.bytes_read_of, (each for each in header.tensors if each.name.startswith(blocks))))
         spared_of = (weight for number in skipped for weight in layout.layers[number].matrices.values())
         read += sum(weight.spared_of_forward for weight in spared_of)
-        layers, kept = header.block_count, header.block_count - len(skipped)
-        kv = kv // layers * kept  # all layers have the same cache and as many experts
         if mixture is not None:
+            layers, kept = header.block_count, header.block_count - len(skipped)  # all have as many experts
             mixture = replace(mixture, used=mixture.used // layers * kept, count=mixture.count // layers * kept)
         settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
@@ -167,8 +176,9 @@ def _facts_of_part(
         facts,
         weight_bytes=facts.weight_bytes - spared,
         bytes_per_forward=read,
-        kv_bytes_per_token=kv,
+        kv_bytes_per_token=facts.kv_bytes_per_token - len(skipped) * _layer_bytes(header),
         mixture=mixture,
+        windowed=windowed_of(header, layout, skipped),
         settings=settings,
     )
 

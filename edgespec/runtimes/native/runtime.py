@@ -21,10 +21,10 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.gguf.token_rows import always_kept, kept_ids
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.interfaces.model import HOST, ModelFacts
+from edgespec.interfaces.model import HOST, ModelFacts, WindowedLayers
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native import library
-from edgespec.runtimes.native.layout import unsupported_reason
+from edgespec.runtimes.native.layout import read_layout, unsupported_reason
 from edgespec.runtimes.native.library import PORTABLE
 from edgespec.runtimes.native.model import (
     KV_BITS,
@@ -34,6 +34,7 @@ from edgespec.runtimes.native.model import (
     describe_native,
     has_sidecar,
     load_native,
+    windowed_of,
 )
 from edgespec.runtimes.native.sidecar import has_room
 from edgespec.runtimes.native.weights import SidecarFile
@@ -121,6 +122,9 @@ class NativeRuntime(Runtime):
 
     def cache_bits(self, settings: NativeSettings) -> float:
         return KV_BITS
+
+    def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
+        return windowed_of(file.header, read_layout(file.header, file.artefact))
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """A short head, and four bits a weight for a drafter above the size limit, or with another vocabulary.

@@ -27,6 +27,7 @@ from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
 from edgespec.runtimes.native.scheduler import Member, Request
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
+from edgespec.runtimes.native.windows import SavedParts, Windows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow in native code
@@ -79,6 +80,10 @@ class NativeCache:
         self._scores_per_row = int(part.struct.head.rows)
         self._embedding = int(part.struct.embedding)
         self.angles = _angles(part, context_length)
+        self._context_length = context_length
+        self._windows = Windows.of(part)
+        self._held = 0  # layers with a window hold the positions from here on
+        self._begun = bytearray()  # of a windowed head whose other bytes are in the next saved part
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
         self._pointer: int | None = None
         self._draws = NativeDraws(self._api, level)
@@ -174,29 +179,98 @@ class NativeCache:
 
     def copy_from(self, other: NativeCache, length: int) -> None:
         """Take the first ``length`` positions from a cache of the same weights. Raises ForwardError, ClosedError."""
-        _check(self._api.es_copy(self._open(), other._open(), length), f"copying {length} positions")
+        code = self._api.es_copy(self._open(), other._open(), other._held, length)
+        _check(code, f"copying {length} positions")
+        self._held = other._held
 
-    def part_sizes(self, length: int) -> tuple[int, int]:
-        """How many parts the first ``length`` positions have, and the bytes of each; (0, 0) for none."""
-        struct = self.part.struct
+    def forget(self, length: int) -> None:
+        """Give back what rows after ``length`` tokens, and after a rewind as far as promised, do not see."""
+        end = self._windows.forgettable(length, self._held)
+        if end > self._held:
+            self._give_back(self._held, end)
+            self._held = end
+
+    def can_continue(self, length: int) -> bool:
+        """Whether all that rows after the first ``length`` positions see is there."""
+        return self._held <= self._windows.first_seen(length)
+
+    def start_over(self) -> None:
+        """Forget all positions, of layers with a window."""
+        if self._held:
+            self._give_back(0, self._context_length)
+            self._held = 0
+
+    def _give_back(self, first: int, end: int) -> None:
         with self._lock:
-            size = int(self._api.es_part_bytes(self._open(), length))
-        return (2 * int(struct.layers) * int(struct.kv_heads), size) if size else (0, 0)
+            _check(self._api.es_forget(self._open(), first, end), f"forgetting positions {first} to {end}")
+
+    def holds_saved(self, length: int) -> bool:
+        """Whether all that a file of the first ``length`` positions holds is there."""
+        return self._held <= self._windows.saved_from(length)
+
+    def parts(self, length: int) -> SavedParts | None:
+        """The parts of the first ``length`` positions; None for lengths that no cache of this kind has."""
+        struct, windowed = self.part.struct, set(self._windows.layers)
+        layers, heads = int(struct.layers), int(struct.kv_heads)
+        with self._lock:
+            size = int(self._api.es_part_bytes(self._open(), 0, length))
+            piece = int(self._api.es_part_bytes(self._open(), self._windows.saved_from(length), length))
+        if not size:
+            return None
+        numbers = range(2 * layers * heads)
+        return SavedParts(
+            whole=tuple(number for number in numbers if number // heads % layers not in windowed),
+            windowed=tuple(number for number in numbers if number // heads % layers in windowed),
+            size=size,
+            piece=piece,
+        )
 
     def read_part(self, part: int, length: int) -> bytes:
         """One part of the first ``length`` positions. Raises ForwardError if there is none, ClosedError."""
-        found = np.empty(max(1, self.part_sizes(length)[1]), dtype=np.uint8)
-        code = self._api.es_read_part(self._open(), part, length, found.ctypes.data, len(found))
-        _check(code, f"reading part {part} of {length} positions")
-        return found.tobytes()
+        parts = self._parts(length)
+        if part < len(parts.whole):
+            return self._read_head(parts.whole[part], 0, length, parts.size).tobytes()
+        first = self._windows.saved_from(length)
+        pieces = [self._read_head(number, first, length, parts.piece)[some] for number, some in parts.pieces(part)]
+        return b"".join(piece.tobytes() for piece in pieces).ljust(parts.size, b"\0")
+
+    def _parts(self, length: int) -> SavedParts:
+        parts = self.parts(length)
+        if parts is None:
+            raise ForwardError(f"there are no parts of {length} positions", code=None)
+        return parts
+
+    def _read_head(self, number: int, first: int, length: int, size: int) -> NDArray[np.uint8]:
+        found = np.empty(size, dtype=np.uint8)
+        code = self._api.es_read_part(self._open(), number, first, length, found.ctypes.data, size)
+        _check(code, f"reading part {number} of {length} positions")
+        return found
 
     def write_part(self, part: int, length: int, data: bytes) -> None:
-        """Take one part. Raises InvalidRequestError for numbers that are not finite, ForwardError, ClosedError."""
+        """Take one part; they come in order. Raises InvalidRequestError for numbers that are not finite,
+        ForwardError, ClosedError."""
+        parts = self._parts(length)
+        if part < len(parts.whole):
+            self._write_head(parts.whole[part], 0, length, data)
+            return
+        first = self._windows.saved_from(length)
+        self._held, taken = first, 0
+        for number, some in parts.pieces(part):
+            if some.start == 0:
+                self._begun.clear()
+            count = some.stop - some.start
+            self._begun += data[taken : taken + count]
+            taken += count
+            if some.stop == parts.piece:
+                self._write_head(number, first, length, bytes(self._begun))
+                self._begun.clear()
+
+    def _write_head(self, number: int, first: int, length: int, data: bytes) -> None:
         given = np.frombuffer(data, dtype=np.uint8)
-        code = self._api.es_write_part(self._open(), part, length, given.ctypes.data, len(given))
+        code = self._api.es_write_part(self._open(), number, first, length, given.ctypes.data, len(given))
         if code == NOT_FINITE:
             raise InvalidRequestError("a saved cache holds a number that is not finite")
-        _check(code, f"writing part {part} of {length} positions")
+        _check(code, f"writing part {number} of {length} positions")
 
     def row(self, index: int) -> LogitsArray:
         """A copy of one row of the last decode's scores: float32 of shape (vocabulary,)."""
@@ -325,7 +399,7 @@ class NativeSequence(RuntimeSequence):
             part,
             batch,
             context_length=context_length,
-            cache_bytes=facts.kv_bytes_per_token * context_length,
+            cache_bytes=facts.cache_bytes(context_length),
             level=str(facts.settings["level"]),
             cancel=cancel,
             keep_hidden=keep_hidden,
@@ -342,6 +416,7 @@ class NativeSequence(RuntimeSequence):
         return self._worker.run(lambda: self._forward(tokens, rows))
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
+        self._native.forget(position)
         self._native.decode(ids, position, rows)
 
     def _rows(self, count: int) -> Rows:
@@ -406,6 +481,7 @@ class NativeSequence(RuntimeSequence):
         self._check_cancelled()
         every = [*known, *parents]
         if len(tokens):
+            self._native.forget(self._length)
             self._native.decode_tree(ids, self._length, every)
         self._parents = every
         return self._rows(len(tokens))
@@ -443,6 +519,9 @@ class NativeSequence(RuntimeSequence):
             self._cut(length)
 
     def _cut(self, length: int) -> None:
+        if not self._native.can_continue(length):
+            length = 0
+            self._native.start_over()
         super()._cut(length)
         self._parents.clear()
 
@@ -474,11 +553,15 @@ class NativeSequence(RuntimeSequence):
         return self._native.angles
 
     def part_sizes(self, length: int) -> tuple[int, int]:
-        return self._native.part_sizes(length)
+        parts = self._native.parts(length)
+        return (0, 0) if parts is None else (parts.count, parts.size)
+
+    def holds(self, length: int) -> bool:
+        return 0 < length <= self._length and self._native.holds_saved(length)
 
     def read_part(self, part: int, length: int) -> bytes:
         self._check_usable()
-        if not 0 < length <= self._length or not 0 <= part < self.part_sizes(length)[0]:
+        if not self.holds(length) or not 0 <= part < self.part_sizes(length)[0]:
             raise InvalidRequestError(f"there is no part {part} of {length} tokens: the cache holds {self._length}")
         return self._worker.run(lambda: self._native.read_part(part, length))
 
@@ -491,16 +574,20 @@ class NativeSequence(RuntimeSequence):
     def _restore(self, parts: abc.Iterable[bytes], length: int) -> None:
         count, size = self.part_sizes(length)
         done = 0
-        for done, part in enumerate(parts, 1):
-            self._check_cancelled()
-            if done > count or len(part) != size:
-                break
-            self._native.write_part(done - 1, length, part)
-        else:
-            if count and done == count:
-                self._overwrite()
-                self._length = length
-                return
+        try:
+            for done, part in enumerate(parts, 1):
+                self._check_cancelled()
+                if done > count or len(part) != size:
+                    break
+                self._native.write_part(done - 1, length, part)
+            else:
+                if count and done == count:
+                    self._overwrite()
+                    self._length = length
+                    return
+        finally:
+            if not self._length:
+                self._native.start_over()
         raise InvalidRequestError(f"a cache of {length} tokens has {count} parts of {size} bytes")
 
     def _check_usable(self) -> None:

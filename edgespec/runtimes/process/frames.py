@@ -164,6 +164,8 @@ def read_facts(value: object) -> ModelFacts:
     for size in ("trained_context_length", "weight_bytes", "bytes_per_forward", "kv_bytes_per_token"):
         if getattr(facts, size) < 0:
             _refuse(f"a model's {size} is {getattr(facts, size)}")
+    if facts.windowed.bytes_per_token < 0 or facts.windowed.positions < 0:
+        _refuse(f"a cache of {facts.windowed}")
     if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
         _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")
     if facts.mask_id is not None and not 0 <= facts.mask_id < facts.vocabulary_size:
