@@ -168,7 +168,7 @@ def test_a_missing_export_package_is_reported_in_one_sentence(
         ((*GGUF, "--trim-vocab", "9" * 50), ("number of rows",), 2),
         ((*GGUF, "--trim-vocab", "200"), ("200 rows cannot hold the 261", "261"), 2),
         ((*GGUF, "--trim-from", "x"), ("--trim-from", "--trim-vocab"), 2),
-        ((*GGUF, "--target", "x"), ("--target", "--trim-vocab"), 2),
+        ((*GGUF, "--target", "x"), ("--trim-for", "--trim-vocab"), 2),
         ((*GGUF, "--trim-vocab", "300", "--trim-from", "missing.txt"), ("missing.txt", "No such file"), 2),
         ((*GGUF, "--trim-vocab", "300", "--trim-from", "."), ("is not a file",), 2),
         ((*GGUF, "--trim-vocab", "300", "--target", "missing.gguf"), ("missing.gguf",), 1),
