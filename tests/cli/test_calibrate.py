@@ -297,7 +297,7 @@ def test_a_second_calibration_waits_and_says_so(
         (("--profile", "laptob"), "laptob", 2),
         (("--context", "1"), "context", 2),
         (("--nonsense",), "--nonsense", 2),
-        (("--quick", "now"), "now", 2),
+        (("--quick", "now"), "now", 1),
     ],
 )
 def test_errors_of_calibrate_are_one_sentence(

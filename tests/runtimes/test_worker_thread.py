@@ -18,7 +18,7 @@ import pytest
 from edgespec.errors import ClosedError, MemoryLimitError
 from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
-WAIT_S = 60.0
+WAIT_S = 60
 
 
 class Interrupted:
