@@ -16,6 +16,8 @@ from edgespec import CancelledError, Engine, InvalidRequestError, Limits, ModelN
 from edgespec.calibration.kinds import ACCEPTANCE
 from edgespec.engine.pair import drafter_choice, drafter_search
 from edgespec.files import model_file
+from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import Home, home as users_home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading
@@ -481,6 +483,12 @@ def test_only_family_drafters_much_smaller_than_the_target_are_suggested() -> No
     assert drafter_search.smaller_drafters(None, 3_000_000_000) == []
 
 
+def test_a_drafter_with_the_targets_vocabulary_comes_before_faster_ones_that_are_translated() -> None:
+    own = Judgement(speedup=1.2, share=0.5, why_not=None)
+    translated = Judgement(speedup=2.0, share=0.1, why_not=None, translated=True)
+    assert sorted([translated, own], key=lambda each: each.order) == [own, translated]
+
+
 # ------------------------------------------------------------------------------------------------ real models
 
 
@@ -520,5 +528,6 @@ def test_no_two_real_vocabularies_count_as_equal(tmp_path: Path, monkeypatch: py
         assert drafter_of(engine) is None
         codes = why_not(engine)
         assert len(codes) == len(found) > 10
-        # Some vocabularies belong to embedding models.
-        assert set(codes.values()) == {"other_vocabulary", "not_a_drafter"}
+        assert set(codes.values()) == {"not_a_drafter"}, "they hold no weights"
+    own = read_header(target.path)
+    assert not [name for name, path in found.items() if compare_vocabularies(own, read_header(path)) is None]

@@ -39,9 +39,12 @@ class Judgement:
     translated: bool = False
 
     @property
-    def order(self) -> tuple[float, bool, float]:
-        """Sort key: larger gains first; for equal gains, the target's vocabulary first, then fewer bytes."""
-        return (0.0 if self.speedup is None else -round(self.speedup, 6), self.translated, self.share)
+    def order(self) -> tuple[bool, float, float]:
+        """Sort key: the target's vocabulary first, then larger gains, then fewer bytes.
+
+        How often translated guesses are right depends on the language, and their speed was not measured yet.
+        """
+        return (self.translated, 0.0 if self.speedup is None else -round(self.speedup, 6), self.share)
 
 
 def judge_drafter(
