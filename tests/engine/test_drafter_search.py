@@ -15,6 +15,7 @@ import pytest
 from edgespec import CancelledError, Engine, InvalidRequestError, Limits, ModelNotFoundError, Sampling
 from edgespec.calibration.kinds import ACCEPTANCE
 from edgespec.engine.pair import drafter_choice, drafter_search
+from edgespec.engine.pair.drafter_gain import Judgement
 from edgespec.files import model_file
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.vocabulary import compare_vocabularies
