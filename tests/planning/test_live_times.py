@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -274,7 +275,9 @@ def test_counted_experts_change_nothing_where_their_times_are_unknown() -> None:
 
 
 def test_more_experts_than_were_ever_counted_leave_times_positive() -> None:
-    times = LiveTimes(ContextCurves(contexts=(0,), curves=(MIXED,), experts=READ.scaled(100.0)), 8)
+    times = LiveTimes(
+        ContextCurves(contexts=(0,), curves=(MIXED,), experts=replace(READ, expert_s=100.0 * READ.expert_s)), 8
+    )
     decode(times, 0.0)
     assert min(times.all_now(0)) > 0.0
 

@@ -93,10 +93,6 @@ class ExpertTimes:
         """How many experts a forward of that width reads."""
         return _by_width(self.widths, self.read, width)
 
-    def scaled(self, factor: float) -> ExpertTimes:
-        """The same experts, ``factor`` times as slow."""
-        return replace(self, expert_s=factor * self.expert_s)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextCurves:
@@ -129,6 +125,11 @@ class ContextCurves:
             widths=low.widths,
             forward_s=tuple(a + share * (b - a) for a, b in zip(low.forward_s, high.forward_s, strict=True)),
         )
+
+    def near(self, factor: float) -> ContextCurves:
+        """The curve of the shortest context at every context, ``factor`` times as slow, its experts included."""
+        experts = None if self.experts is None else replace(self.experts, expert_s=factor * self.experts.expert_s)
+        return ContextCurves(contexts=(0,), curves=(self.curves[0].scaled(factor),), experts=experts)
 
     @property
     def position_s(self) -> float:

@@ -6,7 +6,7 @@ from threading import TIMEOUT_MAX
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import ContextCurves, DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.curve import DraftCost, expected_tokens, overlapped_tokens
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 
@@ -51,10 +51,7 @@ class MeasuredBudget:
         self._depth_cap = depth_cap
         self._times: LiveTimes | None = None
         if costs.curves is not None:
-            curve, experts = costs.curves.curves[0].scaled(factor or 1.0), costs.curves.experts
-            if experts is not None:
-                experts = experts.scaled(factor or 1.0)
-            self._times = LiveTimes(ContextCurves(contexts=(0,), curves=(curve,), experts=experts), depth_cap + 1)
+            self._times = LiveTimes(costs.curves.near(factor or 1.0), depth_cap + 1)
         self._first_patience_s = TIMEOUT_MAX if waits else _FIRST_PATIENCE_S
         self._forward_s: float | None = None
         self._accepted = _Share(1.0, 2.0)
