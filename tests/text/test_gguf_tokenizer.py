@@ -120,6 +120,38 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both.of(write_vocabulary(path, SENTENCEPIECE, model="llama", pre="default"))
 
 
+GEMMA_4 = ["a b", "▁ a", "▁a b", "▁ ▁", "é ▁", "aa aa", "a a", "\n \n", "\n\n \n"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet="ab é\n<tol>s/ü", max_size=24))
+def test_gemma_4_merges_pieces_by_rank_within_lines_as_llama_cpp_does(gemma_4: Both, text: str) -> None:
+    assert not gemma_4.differ(text)
+
+
+def test_a_run_of_newlines_that_is_a_token_becomes_it(gemma_4: Both) -> None:
+    ids = gemma_4.ours.vocabulary.ids
+    assert gemma_4.ours.encode("a\n\n\n\nb") == [ids["a"], ids["\n\n\n\n"], ids["b"]]
+    assert gemma_4.ours.encode("\n" * 5) == [ids["\n\n"], ids["\n\n\n"]], "it has no token, and merges by rank"
+    assert gemma_4.ours.spell([b" a", b"\xff"]) == [[ids["▁a"]], [ids["<0xFF>"]]]
+
+
+@pytest.fixture(scope="module")
+def gemma_4(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    path = tmp_path_factory.mktemp("ranks") / "v.gguf"
+    pieces = dict.fromkeys(("a", "b", "▁", "é", "\n", "\n\n\n\n", *(merge.replace(" ", "") for merge in GEMMA_4)))
+    tokens = [*SENTENCEPIECE[:259], *((piece, NORMAL) for piece in pieces), *SENTENCEPIECE[-2:]]
+    flags, ids = {"add_bos_token": False}, {"bos": 1, "eos": 2}  # which adds one nevertheless
+    return Both.of(
+        write_vocabulary(path, tokens, model="gemma4", pre="default", merges=GEMMA_4, flags=flags, ids=ids)
+    )
+
+
+def test_gemma_4s_facts_are_llama_cpps(gemma_4: Both) -> None:
+    gemma_4.check_facts()
+    assert gemma_4.ours.adds_bos
+
+
 @pytest.mark.parametrize("flags", [{"add_space_prefix": False}, {"add_bos_token": False}, {"add_bos_token": True}])
 def test_begin_token_and_prepended_blank_follow_the_files_flags(tmp_path: Path, flags: Mapping[str, bool]) -> None:
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", SENTENCEPIECE, model="llama", pre="default", flags=flags))
@@ -331,7 +363,10 @@ def test_an_unsupported_vocabulary_is_opened_by_llama_cpp(tmp_path: Path) -> Non
 
 # ------------------------------------------------------------------------------------------- real vocabularies
 
-KNOWN = ("baichuan", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder")
+KNOWN = (
+    *("baichuan", "gemma-4", "gpt-2", "llama-bpe", "llama-spm"),
+    *("mpt", "phi-3", "qwen2", "qwen35", "refact", "starcoder"),
+)
 
 
 # What ends an answer of each family.

@@ -1,13 +1,14 @@
 """The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: the same ids as llama.cpp's.
 
 BPE (Sennrich et al., 2016) with a letter for each byte (GPT-2, Radford et al., 2019), and SentencePiece's BPE with
-scores and with bytes for text outside the vocabulary (Kudo and Richardson, 2018).
+scores and with bytes for text outside the vocabulary (Kudo and Richardson, 2018). Gemma 4 has the pieces and bytes of
+the latter, merges them by rank as the former, and never across the border of a run of newlines.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,16 @@ from edgespec.errors import ClosedError, InvalidRequestError, ModelFileError
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
-from edgespec.text.tokenizers.vocabulary import SENTENCEPIECE, Kind, Special, Vocabulary, scores, strings
+from edgespec.text.tokenizers.vocabulary import (
+    BPE,
+    GEMMA_4,
+    SENTENCEPIECE,
+    Kind,
+    Special,
+    Vocabulary,
+    scores,
+    strings,
+)
 
 _BLANK = "\u2581"  # SentencePiece's letter for a blank
 _BYTE, _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>"), "<0x%02X>"
@@ -26,6 +36,7 @@ _LONGEST_PIECE = 512
 # From this many characters on, other threads run while text is cut: a million takes seconds. Shorter ones take less
 # than changing threads.
 _LONG_TEXT = 10_000
+_NEWLINES = re.compile("(\n+)")
 _ASCII_BLANKS = " \t\n\v\f\r"
 
 
@@ -49,10 +60,8 @@ class GgufTokenizer:
 
     def __init__(self, header: GgufHeader) -> None:
         self._vocabulary = vocabulary = Vocabulary(header)
-        self._is_sentencepiece = vocabulary.model == SENTENCEPIECE
-        make = _sentencepiece if self._is_sentencepiece else _bpe
         try:
-            self._merger = make(header, vocabulary)
+            self._merger = _MAKERS[vocabulary.model](header, vocabulary)
         except BaseException as error:  # the library raises no narrower type
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
@@ -103,13 +112,15 @@ class GgufTokenizer:
         return ids
 
     def _merge(self, text: str, *, begins: bool) -> list[int]:
-        if self._is_sentencepiece:
+        if self._vocabulary.has_blanks:
             blank = " " if begins and self._vocabulary.adds_blank else ""
             text = (blank + text).replace(" ", _BLANK)
         try:
+            if self._vocabulary.model == GEMMA_4 and "\n" in text:
+                found = self._merge_lines(text)
             # The library keeps the interpreter's lock in ``encode``, but not for a batch.
-            if len(text) < _LONG_TEXT:
-                found: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+            elif len(text) < _LONG_TEXT:
+                found = self._merger.encode(text, add_special_tokens=False).ids
             else:
                 found = self._merger.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except BaseException as error:
@@ -120,6 +131,14 @@ class GgufTokenizer:
             ) from error
         size = self.vocabulary_size
         return [token for token in found if token < size]
+
+    def _merge_lines(self, text: str) -> list[int]:
+        """Lines apart from the runs of newlines between them; a run that is a token becomes this token."""
+        words = [word for word in _NEWLINES.split(text) if word]
+        known = [self._vocabulary.ids.get(word) if word[0] == "\n" else None for word in words]
+        rest = [word for word, token in zip(words, known, strict=True) if token is None]
+        merged = iter(self._merger.encode_batch_fast(rest, add_special_tokens=False))
+        return [each for token in known for each in (next(merged).ids if token is None else [token])]
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -132,7 +151,8 @@ class GgufTokenizer:
         """
         self._check_open()
         texts = [_text_or_none(piece) for piece in pieces]
-        letters = [(text or "").replace(" ", _BLANK) if self._is_sentencepiece else text or "" for text in texts]
+        has_blanks = self._vocabulary.has_blanks
+        letters = [(text or "").replace(" ", _BLANK) if has_blanks else text or "" for text in texts]
         try:
             found = self._merger.encode_batch_fast(letters, add_special_tokens=False)
         except BaseException as error:
@@ -146,7 +166,7 @@ class GgufTokenizer:
         ]
 
     def _spell_bytes(self, piece: bytes) -> list[int]:
-        names = (_BYTE_TOKEN % byte if self._is_sentencepiece else _LETTERS[byte] for byte in piece)
+        names = (_BYTE_TOKEN % byte if self._vocabulary.has_blanks else _LETTERS[byte] for byte in piece)
         return [self._vocabulary.ids[name] for name in names if name in self._vocabulary.ids]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
@@ -189,7 +209,7 @@ class GgufTokenizer:
             return bytes([int(found[1], 16)]) if found else b""
         if kind != Kind.NORMAL:
             return b""
-        if self._is_sentencepiece:
+        if vocabulary.has_blanks:
             return text.replace(_BLANK, " ").encode()
         # Only damaged vocabularies have letters that encode no byte.
         return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
@@ -209,7 +229,7 @@ class GgufTokenizer:
 
 def written(vocabulary: Vocabulary, piece: bytes) -> str:
     """How the vocabulary writes the token with these bytes, if it has one."""
-    if vocabulary.model != SENTENCEPIECE:
+    if not vocabulary.has_blanks:
         return "".join(_LETTERS[byte] for byte in piece)
     text = _text_or_none(piece)
     return "".join(_BYTE_TOKEN % byte for byte in piece) if text is None else text.replace(" ", _BLANK)
@@ -264,6 +284,14 @@ def _odd_merge(header: GgufHeader, vocabulary: Vocabulary) -> str | None:
     return None
 
 
+def _ranked_pairs(header: GgufHeader, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for merge in strings(header, "tokenizer.ggml.merges"):
+        first, _, second = merge.partition(" ")
+        if first + second not in ids:  # some such pairs would make the library panic
+            raise ValueError(merge)
+        yield first, second
+
+
 def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     split, ids = vocabulary.split, vocabulary.ids
     assert split is not None  # checked by ``unsupported``
@@ -271,14 +299,7 @@ def _bpe(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
     lacking = [letter for letter in _BYTES if letter not in ids]
     ids = {**ids, **{letter: len(ids) + index for index, letter in enumerate(lacking)}}
 
-    def pairs() -> Iterator[tuple[str, str]]:
-        for merge in strings(header, "tokenizer.ggml.merges"):
-            first, _, second = merge.partition(" ")
-            if first + second not in ids:  # some such pairs would make the library panic
-                raise ValueError(merge)
-            yield first, second
-
-    merges = _Merges(pairs())
+    merges = _Merges(_ranked_pairs(header, ids))
     merger = Merger(models.BPE(vocab=ids, merges=merges, ignore_merges=split.whole_words))
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -300,3 +321,11 @@ def _sentencepiece(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
                     yield text[:index], text[index:]
 
     return Merger(models.BPE(vocab=ids, merges=_Merges(pairs()), byte_fallback=True))
+
+
+def _gemma_4(header: GgufHeader, vocabulary: Vocabulary) -> Merger:
+    merges = _Merges(_ranked_pairs(header, vocabulary.ids))
+    return Merger(models.BPE(vocab=vocabulary.ids, merges=merges, byte_fallback=True))
+
+
+_MAKERS = {BPE: _bpe, SENTENCEPIECE: _sentencepiece, GEMMA_4: _gemma_4}

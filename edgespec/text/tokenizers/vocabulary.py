@@ -16,7 +16,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 
-BPE, SENTENCEPIECE = "gpt2", "llama"  # tokenizer.ggml.model
+BPE, SENTENCEPIECE, GEMMA_4 = "gpt2", "llama", "gemma4"  # tokenizer.ggml.model
 
 
 class Kind(IntEnum):
@@ -57,7 +57,7 @@ _OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 
 # Default begin- and end-of-sequence ids.
-_DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2)}
+_DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2), GEMMA_4: (None, None)}
 
 # In Phi-3 every special token strips the blanks after it, except these. The file does not say so.
 _PHI_3 = re.compile("phi-?3", re.IGNORECASE)
@@ -69,11 +69,11 @@ def unsupported(header: GgufHeader) -> str | None:
     model, split = header.metadata.get("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre")
     if model == SENTENCEPIECE:
         return None if "tokenizer.ggml.scores" in header.metadata else "its pieces have no scores"
-    if model != BPE:
+    if model not in (BPE, GEMMA_4):
         return f"its tokenizer is {model!r}"
     if "tokenizer.ggml.merges" not in header.metadata:
         return "it has no merges"
-    return None if split in WORD_SPLITS else f"its pre-tokenizer is {split!r}"
+    return None if split in WORD_SPLITS or model == GEMMA_4 else f"its pre-tokenizer is {split!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +114,18 @@ class StatedKinds:
 class Vocabulary:
     """The tokens of a file. Raises ModelFileError if they contradict each other.
 
-    ``texts`` are spelled as in the file: BPE with a letter for each byte, SentencePiece with ▁ for a blank. ``ids``
-    are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are the control tokens among
-    them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model expects a begin-of-sequence
-    token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text. ``fill_in``: the tokens of a
-    prompt with a hole, if the model has them.
+    ``texts`` are spelled as in the file: BPE with a letter for each byte, the others with ▁ for a blank
+    (``has_blanks``). ``ids`` are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are
+    the control tokens among them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model
+    expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text.
+    ``fill_in``: the tokens of a prompt with a hole, if the model has them.
     """
 
     def __init__(self, header: GgufHeader) -> None:
         _ = header.vocabulary_size  # raises if the file has no vocabulary
         self._header = header
         self.model = str(header.metadata["tokenizer.ggml.model"])
+        self.has_blanks = self.model != BPE
         self.texts = [
             text or f"[EMPTY_{token}]" for token, text in enumerate(strings(header, "tokenizer.ggml.tokens"))
         ]
@@ -141,7 +142,8 @@ class Vocabulary:
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
         usual = self.split is None or self.split.adds_bos
-        self.adds_bos = self.bos is not None and self._flag("add_bos_token", usual)
+        # llama.cpp adds Gemma 4's whatever the file says.
+        self.adds_bos = self.bos is not None and (self.model == GEMMA_4 or self._flag("add_bos_token", usual))
         self.adds_blank = self.model == SENTENCEPIECE and self._flag("add_space_prefix", True)
         self.specials = self._find_specials()
         self.controls = {
