@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,13 @@ def test_the_offer_wraps_to_the_terminal(chat: Callable[..., Terminal], columns:
 
 
 # ------------------------------------------------------------------------------------- what is remembered
+
+
+def test_the_question_says_that_a_drafter_has_another_vocabulary() -> None:
+    own = offer_for("target")
+    assert drafter_offer._about(own).endswith("would fit as its drafter.")
+    said = drafter_offer._about(replace(own, translated=True))
+    assert said.endswith("would fit as its drafter: it has another vocabulary, and guesses English best.")
 
 
 def offer_for(target: str) -> DrafterOffer:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from edgespec import DrafterOffer, Engine, Sampling
-from edgespec.engine.pair.drafter_offer import best_offer
+from edgespec.engine.pair import drafter_offer as offers
+from edgespec.engine.pair.drafter_offer import UNIVERSAL, best_offer, universal_offer
 from edgespec.files.home import Home
 from edgespec.interfaces.model import ModelFacts
 from edgespec.store import families as table
@@ -72,6 +73,7 @@ def test_the_drafter_with_the_largest_expected_speedup_is_offered() -> None:
         "bytes": 400_000_000,
         "licence": "MIT",
         "expected_speedup": 1.4,
+        "translated": False,
     }
 
 
@@ -94,6 +96,21 @@ def test_no_drafter_is_offered_without_a_family_or_a_gain(
     known: Family | None, expected: Callable[[ModelFacts], float | None]
 ) -> None:
     assert best_offer(known, FACTS, expected) is None
+
+
+def test_a_target_without_a_sibling_is_offered_the_universal_drafter_if_it_gains() -> None:
+    asked: list[ModelFacts] = []
+
+    def expected(facts: ModelFacts) -> float | None:
+        asked.append(facts)
+        return 1.6
+
+    offer = universal_offer(FACTS, expected)
+    assert offer is not None
+    assert (offer.model, offer.licence, offer.translated) == (UNIVERSAL, "Apache-2.0", True)
+    assert (offer.expected_speedup, offer.target, offer.as_json()["translated"]) == (1.6, "sha256:big", True)
+    assert asked[0].bytes_per_forward < asked[0].weight_bytes == offer.bytes == 98_362_432
+    assert universal_offer(FACTS, lambda _facts: None) is None
 
 
 # ------------------------------------------------------------------------------------------------ with an engine
@@ -160,6 +177,21 @@ def test_no_drafter_is_offered_if_the_caller_disables_drafting(
 ) -> None:
     with load(tiny.slow, home, **overrides) as engine:
         assert engine.drafter_offer is None
+
+
+@pytest.mark.parametrize(("sibling", "offered"), [(100, "hf:org/repo/x.gguf"), (10**9, UNIVERSAL)])
+def test_the_universal_drafter_is_offered_where_no_sibling_gains(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch, sibling: int, offered: str
+) -> None:
+    monkeypatch.setattr(table, "families", lambda: families_with(sibling))
+    monkeypatch.setattr(offers, "_UNIVERSAL_READS", 100)
+    with load(tiny.slow, home) as engine:
+        if engine.target_model.facts.settings.get("level") == "portable":
+            pytest.skip("no times are expected of portable kernels")
+        offer = engine.drafter_offer
+        assert offer is not None
+        assert (offer.model, offer.translated) == (offered, offered == UNIVERSAL)
+    assert not home.models.exists(), "no file was fetched"
 
 
 def test_no_drafter_is_offered_if_there_is_one(user: User, tiny_family: None, tiny: TinyModels, home: Home) -> None:

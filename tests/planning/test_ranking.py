@@ -36,7 +36,8 @@ def steep(plain_s: float) -> Curve:
 def target(
     device: str = "cpu", curve: Curve | None = None, *, depth_cap: int | None = 7, **facts: Any
 ) -> TargetOption:
-    large = model_facts("large", device=device, **{"weight_bytes": 4 * GIB, **facts})
+    bytes_read = {"weight_bytes": 4 * GIB, "bytes_per_forward": 4 * GIB}
+    large = model_facts("large", device=device, **{**bytes_read, **facts})
     return target_option(large, curve or flat(0.1), depth_cap_stable=depth_cap)
 
 
@@ -375,11 +376,11 @@ def test_option_names_are_only_as_long_as_needed_to_differ() -> None:
 
 
 def test_a_candidate_as_json() -> None:
-    best = rank([target()], [drafter()], ROOMY).best
+    best = rank([target(bytes_per_forward=2 * GIB)], [drafter()], ROOMY).best
     found = best.as_json()
     assert found["predicted_tokens_per_s"] == best.tokens_per_s
     assert found["memory_bytes"] == {"cpu": 4 * GIB + GIB // 2 + GIB + GIB // 4 + 2 * HEADROOM_BYTES}
-    assert found["memory_bound_speedup"] == pytest.approx(best.tokens_per_round / (1 + best.depth / 4))
+    assert found["memory_bound_speedup"] == pytest.approx(best.tokens_per_round / (1 + best.depth / 2))
     refused = rank([target(curve=steep(0.1))], [drafter()], ROOMY).rejected[0].as_json()
     assert refused["speedup"] < refused["possible_speedup"] < DRAFT_MARGIN
     assert refused["needed_bytes"] is None

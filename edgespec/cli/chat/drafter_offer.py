@@ -96,9 +96,8 @@ def _obey(interrupts: Interrupts) -> None:
 
 def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
     """The answer to the question; Ctrl-C and Ctrl-D mean no."""
-    about = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter. "
     columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
-    lines = textwrap.fill(about + "Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
+    lines = textwrap.fill(_about(offer) + " Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
     question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
     while True:
         try:
@@ -119,6 +118,11 @@ def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
             return True
         if answer in ("n", "no"):
             return False
+
+
+def _about(offer: DrafterOffer) -> str:
+    fits = f"{offer.name} ({offer.bytes / 1e9:.1f} GB, {offer.licence}) would fit as its drafter"
+    return f"{fits}: it has another vocabulary, and guesses English best." if offer.translated else f"{fits}."
 
 
 def _open_again(profile: Profile, state: State) -> Engine:

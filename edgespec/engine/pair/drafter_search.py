@@ -18,6 +18,7 @@ from typing import Any
 
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_gain import MOST_SHARE, Judgement, judge_drafter
+from edgespec.engine.pair.drafter_offer import UNIVERSAL
 from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, ModelFileError
 from edgespec.files.checked import to_json
@@ -41,9 +42,6 @@ from edgespec.text.tokenizers.token_map import LEAST_COVERAGE, shared_coverage, 
 
 # How long one start may read headers without a note; the next start continues. A choice: about sixty files.
 SEARCH_S = 1.5
-
-# The drafter in the catalogue for a target without a smaller model of its family: its tokens are translated.
-UNIVERSAL = "smollm2-135m"
 
 _UNREADABLE = "it cannot be read"
 _TOO_LARGE = ("cannot_pay", "not_expected_to_pay")

@@ -19,7 +19,7 @@ from edgespec.drafters.stored import KINDS
 from edgespec.drafters.trimmed import TrimmedHeadDrafter
 from edgespec.engine.learned.texts import StoredTexts
 from edgespec.engine.pair.drafter_gain import judge_drafter
-from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer
+from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer, universal_offer
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.prefixes.prefixes import Prefixes
 from edgespec.errors import (
@@ -58,6 +58,7 @@ from edgespec.text.grammar.begun_calls import BegunCalls
 from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
+from edgespec.text.tokenizers.token_map import LEAST_COVERAGE
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 S = TypeVar("S")  # a session
@@ -183,13 +184,15 @@ class LoadedPair:
         if self.profile.draft != "auto" or request.depth == 0 or self.pool.drafter is not None or not self.can_rewind:
             return None
 
-        def expected_speedup(drafter: ModelFacts) -> float | None:
-            allowed = self.pool.allowed_bytes
-            judged = judge_drafter(self.measurements.store, target, DraftingModel(facts=drafter), request, allowed)
+        def expected_speedup(drafter: ModelFacts, translated: float | None = None) -> float | None:
+            drafting = DraftingModel(facts=drafter, translated=translated)
+            judged = judge_drafter(self.measurements.store, target, drafting, request, self.pool.allowed_bytes)
             return None if judged.why_not is not None else judged.speedup
 
-        offer = best_offer(self.family, target, expected_speedup)
         here = {one.what for one in self.considered}  # already on this machine, and it does not draft
+        offer = best_offer(self.family, target, expected_speedup)
+        if offer is None or offer.model in here:  # how many tokens are shared is known once it is here
+            offer = universal_offer(target, lambda drafter: expected_speedup(drafter, LEAST_COVERAGE))
         return None if offer is None or offer.model in here else offer
 
     @property

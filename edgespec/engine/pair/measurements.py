@@ -162,8 +162,8 @@ class PairMeasurements:
                 drafts[model.source] = price
         wanted = 1 if self.drafter_failure is not None else 1 + len(models)
         measured = times in used and len(used) >= wanted
+        translated = frozenset(model.source for model in models if model.translated is not None)
         if not measured and curves is not None:
-            translated = {model.source for model in models if model.translated is not None}
             usual = {
                 source: (expected_acceptance(COPIES if source == COPIES else MODEL, translated=source in translated),)
                 for source in drafts
@@ -179,6 +179,7 @@ class PairMeasurements:
             measured=measured,
             quiet=not any(each.busy for each in used),
             checked=not (measured and models) or self.answered.times.chosen == "measured",
+            translated=translated,
         )
 
     def _expected_plain_s(self) -> float:

@@ -178,9 +178,9 @@ class Evaluation:
         )
 
     def _bytes_share(self, depth: int) -> float:
-        """What the forwards of a draft read, divided by the target's weights."""
+        """What the forwards of a draft read, divided by what a forward of the target reads."""
         read = 0 if self.drafter.facts is None else self.drafter.facts.bytes_per_forward
-        return self.drafter.cost.forwards(depth) * read / self.target.facts.weight_bytes
+        return self.drafter.cost.forwards(depth) * read / max(1, self.target.facts.bytes_per_forward)
 
     def _verdict(self, expected: _Round, drafted: _Round, speedup: float, most: str) -> Reason:
         """Why the pair is a candidate; ``most`` says what it could bring."""

@@ -19,6 +19,7 @@ class Costs:
     takes from the current answer; 0.0 once loaded. ``measured`` is False if the times are priors, scaled to this
     machine. ``quiet`` is False if other programs disturbed them and no priors are known: they fill the gap, and no
     mode, place or drafter is chosen by them. ``checked`` is False until answers have confirmed measured times.
+    ``translated``: the sources with another vocabulary.
     """
 
     curves: ContextCurves | None = None
@@ -30,6 +31,7 @@ class Costs:
     measured: bool = True
     quiet: bool = True
     checked: bool = True
+    translated: frozenset[str] = frozenset()
 
     @property
     def model(self) -> str | None:

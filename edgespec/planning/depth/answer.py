@@ -37,7 +37,9 @@ from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
+    LEAST_RIGHT,
     LOOK,
+    PLACES_JUDGED,
     TRIAL,
     Ledger,
     PricedGate,
@@ -91,6 +93,7 @@ class AnswerDepth:
         self._rate_tokens = self._rate_s = 0.0
         self._bought_at: int | None = None
         self._rivals = Rivals()
+        self._places = self._right = 0  # guesses of the drafting model that the text has judged, and the right ones
         self._load = Load()
         self._loading, self._read, self._asked = False, 0, 0
         self._would_pause = False  # whether the drafter would have read for too long beside others
@@ -123,7 +126,7 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or control.hopeless or self._times_plain():
+            if cost is None or control.hopeless or self._times_plain() or self._unsuited:
                 return OFF
             return self._allow_model(source, cost, lag, unread)
 
@@ -185,6 +188,14 @@ class AnswerDepth:
         """Whether drafting costs other answers more than it brings this one."""
         return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0
 
+    @property
+    def _unsuited(self) -> bool:
+        """Whether the answer has shown that a drafting model with another vocabulary does not know its text."""
+        if self._control.model not in self._costs.translated or self._places < PLACES_JUDGED:
+            return False
+        share = self._right / self._places
+        return share < LEAST_RIGHT and self._control.speedup(share) <= DRAFT_MARGIN
+
     def _pauses(self, reading_s: float) -> bool:
         """Whether the answer would pause for too long beside others while its drafter reads."""
         self._would_pause = self._load.forbids(reading_s)
@@ -206,7 +217,7 @@ class AnswerDepth:
         control = self._control
         with control.lock:
             cost = self._price(source)
-            if cost is None or control.hopeless or self._loading or not self._done:
+            if cost is None or control.hopeless or self._loading or not self._done or self._unsuited:
                 return False
             load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
             if self._buys(cost, lag, 0, load_s) is None and not self._checks(cost, lag, load_s):
@@ -313,15 +324,22 @@ class AnswerDepth:
         with self._control.lock:
             if source in self._experience.sources:
                 self._experience.sources[source].learn(confidences, hits)
+            if source == self._control.model:
+                self._judge_places(hits)
             if source == self._control.model and self._rate is not None:
                 self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), self._rate, HINDSIGHT)
 
     def learn_hindsight(self, source: str, hits: Sequence[bool]) -> None:
         with self._control.lock:
             known = self._known(source).overall
+            self._judge_places(hits)
             self._rate = rate_in_hindsight(hits, worth_of(self._skipped, self._context), known)
             self._guessed, self._seen_gain = tuple(hits), self._usual(0)
             self._next_look = 0
+
+    def _judge_places(self, hits: Sequence[bool]) -> None:
+        self._places += len(hits)
+        self._right += sum(hits)
 
     def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         with self._control.lock:
@@ -455,6 +473,10 @@ class AnswerDepth:
                 return None  # each free guess is priced by itself
             if self._delays_others():
                 said = "other answers are computed in the same steps, which drafting would delay"
+                return Reason("not_paying_now", said)
+            if self._unsuited:
+                some = f"{self._right} of {self._places}"
+                said = f"the drafting model guessed {some} tokens of this answer, too few to pay: off until the next"
                 return Reason("not_paying_now", said)
             if self._trust.on or not self._done:
                 return None
