@@ -77,7 +77,7 @@ def universal_offer(
 ) -> DrafterOffer | None:
     """The catalogue's drafter for any target, if it gains; ``expected_speedup`` as in ``best_offer``."""
     spec = catalogue()[UNIVERSAL]
-    if spec.bytes is None:
+    if spec.bytes is None or spec.licence is None:
         return None
     speedup = expected_speedup(_drafting(target, _UNIVERSAL_NAME, spec.bytes, _UNIVERSAL_READS, _UNIVERSAL_CACHE))
     if speedup is None:
