@@ -99,7 +99,9 @@ def predictions(model: Model, prompt: Sequence[int], answer: Sequence[int]) -> l
     found: list[Predictions] = []
     if not answer:
         return found
-    with closing(model.open(len(prompt) + len(answer))) as sequence:
+    tokens = len(prompt) + len(answer)
+    room = max(tokens, min(2 * tokens, model.facts.trained_context_length))  # a translated text takes more tokens
+    with closing(model.open(room)) as sequence:
         if len(prompt) > 1:
             sequence.forward(prompt[:-1], 0)
         for rows in teacher_forced_rows(sequence, [prompt[-1], *answer[:-1]]):

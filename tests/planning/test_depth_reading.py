@@ -55,7 +55,7 @@ def test_hits_in_hindsight_outweigh_the_earlier_rate() -> None:
         (12, True, PLACES_JUDGED, False),
         (5, False, PLACES_JUDGED, False),
     ],
-    ids=["few of enough places", "few of too few places", "a share that pays", "the target's vocabulary"],
+    ids=["few of enough places", "few of too few places", "a share worth its price", "the target's vocabulary"],
 )
 def test_a_translated_drafter_that_does_not_know_the_text_is_off_for_the_answer(
     right: int, translated: bool, places: int, off: bool
