@@ -37,6 +37,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 TOKENS = 100_000
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3moe": {"architecture": "qwen3moe", "experts": (40, 5), "quant": "Q4_0"},
+    "gpt-oss": {"architecture": "gpt-oss", "window": 50, "experts": (32, 4), "quant": "MXFP4"},
     "gemma3": {"architecture": "gemma3", "window": 50, "layers": 7, "kv_heads": 1, "quant": "Q8_0"},
 }
 # Each text ends beyond two blocks of attention.

@@ -1,6 +1,6 @@
 """How fast are our kernels and llama.cpp on files of real shapes with random weights?
 
-Writes a file of each shape with the published mixture of Q4_K_M types, its blocks drawn at random, and times both
+Writes a file of each shape with the published mixture of types, its blocks drawn at random, and times both
 runtimes on it: T(1), T(2), T(4), T(8), a prompt of 512 tokens, and loading. Each runtime runs in a separate process,
 one after the other, so that one model is in memory at a time. llama.cpp counts with its fastest setting: weights
 repacked or as in the file, with all threads or half of them. Prepared weights are not written to a disk. Where file
@@ -29,9 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,10 @@ MOST_BYTES = 18 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealShape:
-    """The numbers of a published model. ``used`` of its experts are used by a row."""
+    """The numbers of a published model. ``used`` of its experts are used by a row. ``settings``: more keys.
+
+    The types are those of Q4_K_M or, with ``mxfp4``, MXFP4 in experts and Q8_0 in other matrices.
+    """
 
     architecture: str
     sizes: Sizes
@@ -63,6 +66,8 @@ class RealShape:
     rope_base: float
     tied: bool = False
     used: int = 0
+    mxfp4: bool = False
+    settings: Mapping[str, int | float | str] = field(default_factory=dict)
 
 
 def _qwen3(layers: int, width: int, inner: int, *, tied: bool) -> RealShape:
@@ -87,6 +92,20 @@ SHAPES: dict[str, RealShape] = {
         rope_base=1e6,
         used=8,
     ),
+    "gpt-oss-20b": RealShape(
+        architecture="gpt-oss",
+        sizes=Sizes(layers=24, context=131072, width=2880, inner=2880, heads=64, kv_heads=8, head=64, experts=32),
+        vocabulary=201088,
+        rope_base=150000.0,
+        used=4,
+        mxfp4=True,
+        settings={
+            "attention.sliding_window": 128,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
+        },
+    ),
     # For a run that takes seconds.
     "small": RealShape(
         architecture="qwen3moe",
@@ -105,9 +124,12 @@ def has_more_bits(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def type_of(role: str, part: Part, layer: int, layers: int) -> str:
+def type_of(shape: RealShape, role: str, part: Part, layer: int) -> str:
+    layers = shape.sizes.layers
     if part.columns is None or role == ROUTER:
         return "F32"
+    if shape.mxfp4:
+        return "MXFP4" if part.experts else "Q8_0"
     return "Q6_K" if role in ("attn_v", "ffn_down") and has_more_bits(layer, layers) else "Q4_K"
 
 
@@ -115,14 +137,21 @@ def blocks(draw: np.random.Generator, kind: str, rows: int, columns: int) -> np.
     """Rows of random blocks, whose numbers have about the spread of 1 / sqrt(columns) around 0."""
     if kind == "F32":
         return np.float32(2.0 / np.sqrt(columns)) * draw.standard_normal((rows, columns), dtype=np.float32)
-    block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
-    raw = np.frombuffer(draw.bytes(rows * columns // 256 * block_bytes), dtype=np.uint8).copy()
+    elements, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    raw = np.frombuffer(draw.bytes(rows * columns // elements * block_bytes), dtype=np.uint8).copy()
     raw = raw.reshape(-1, block_bytes)
     # Codes of Q4_K are 0 to 15 and its scales 0 to 63, those of Q6_K -32 to 31 and -128 to 127, all equally often.
+    # The mean square of Q8_0's codes is 5461.5, that of MXFP4's values 8.5625, to be scaled by powers of two.
     if kind == "Q4_K":
         scale = 1.0 / (256.0 * np.sqrt(columns))
         raw[:, 0:2] = np.array([scale], dtype="<f2").view(np.uint8)
         raw[:, 2:4] = np.array([7.5 * scale], dtype="<f2").view(np.uint8)
+    elif kind == "Q8_0":
+        raw[:, 0:2] = np.array([1.0 / np.sqrt(5461.5 * columns)], dtype="<f2").view(np.uint8)
+    elif kind == "MXFP4":  # of two powers, as often as gives the spread
+        power = -0.5 * np.log2(8.5625 * columns)
+        share = (4.0 ** (power - np.floor(power)) - 1.0) / 3.0
+        raw[:, 0] = 127 + int(np.floor(power)) + (draw.random(len(raw)) < share)
     else:
         raw[:, 208:210] = np.array([1.0 / (1370.0 * np.sqrt(columns))], dtype="<f2").view(np.uint8)
     return raw.reshape(rows, -1)
@@ -132,16 +161,18 @@ def tensors_of(shape: RealShape) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Each tensor's name, lengths as in numpy, and type."""
     sizes, form = shape.sizes, find(shape.architecture)
     table = (shape.vocabulary, sizes.width)
-    yield "token_embd.weight", table, "Q6_K" if shape.tied else "Q4_K"
+    yield "token_embd.weight", table, "Q8_0" if shape.mxfp4 else "Q6_K" if shape.tied else "Q4_K"
     if shape.architecture == "llama":
         yield ROPE_FACTORS, (sizes.head // 2,), "F32"
     yield "output_norm.weight", (sizes.width,), "F32"
     if not shape.tied:
-        yield HEAD, table, "Q6_K"
+        yield HEAD, table, "Q8_0" if shape.mxfp4 else "Q6_K"
     for layer in range(sizes.layers):
-        parts = {part.tensor: (role, part) for role, part in layer_parts(form, sizes, (), layer)}
-        for name, (role, part) in parts.items():
-            yield name, part.shape[::-1], type_of(role, part, layer, sizes.layers)
+        own = layer_parts(form, sizes, (), layer, all_biases=form.requires_biases)
+        for name, (role, part) in {part.tensor: (role, part) for role, part in own}.items():
+            yield name, part.shape[::-1], type_of(shape, role, part, layer)
+            if part.bias is not None:
+                yield part.bias, part.shape[:0:-1], "F32"
 
 
 def bytes_of(shape: RealShape) -> int:
@@ -179,7 +210,11 @@ def write_shape(shape: RealShape, path: Path) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocabulary)
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    kinds = gguf.LlamaFileType
+    writer.add_file_type(kinds.MOSTLY_MXFP4_MOE if shape.mxfp4 else kinds.MOSTLY_Q4_K_M)
+    for key, value in shape.settings.items():
+        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        add(f"{shape.architecture}.{key}", value)
     if shape.used:
         writer.add_expert_count(sizes.experts)
         writer.add_expert_used_count(shape.used)

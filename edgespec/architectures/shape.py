@@ -22,7 +22,7 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # llama.cpp's
 
-Length: TypeAlias = Literal["width", "queries", "keys", "head", "inner", "experts"]
+Length: TypeAlias = Literal["width", "queries", "keys", "heads", "head", "inner", "experts"]
 """A length by its name in ``Sizes``."""
 
 
@@ -164,16 +164,18 @@ def decoder_layer(
     pre_norms: bool = True,
     post_norms: bool = False,
     feed_forward_norm: str = "ffn_norm",
+    sinks: bool = False,
 ) -> tuple[TensorForm, ...]:
     """The tensors of a layer in the order of computation.
 
     ``head_norms``: each head's query and key are normalised, with ``joined_norms`` all of a row's as one vector.
     ``pre_norms``: so is what each half of the layer reads, ``post_norms``: what it adds. ``feed_forward_norm``: the
-    tensor of the second half's norm.
+    tensor of the second half's norm. ``sinks``: each head's softmax has one more score, without a value.
     """
     return (
         *([_vector("attn_norm", "width")] if pre_norms else ()),
         *(*qkv, *(_HEAD_NORMS if head_norms else _JOINED_NORMS if joined_norms else ())),
+        *([_vector("attn_sinks", "heads")] if sinks else ()),
         _matrix("attn_output", "width", "queries"),
         *([_vector("post_attention_norm", "width")] if post_norms else ()),
         *([TensorForm(feed_forward_norm, {"ffn_norm": "width"})] if pre_norms else ()),
@@ -422,22 +424,24 @@ class Architecture:
     """How a family of models is computed, by llama.cpp's name.
 
     ``saved``: what transformers saves. ``layer`` lists the tensors of a layer in the order of computation.
-    ``biases``: the matrices that may have one. ``neighbours``: rotary embedding pairs neighbouring elements of a head
-    instead of halves. ``rope_tensors``: divisors of the rotary angles that the file may hold. ``gelu``: the gate is
-    GELU (tanh form) instead of SiLU. ``windows`` returns the positions that a row of each layer sees, 0 for all;
-    ``ropes`` the rope of layers that see all, then that of the others if it differs, ``turns`` the layers that rotate
-    at all, ``experts`` the mixture that each layer is. ``caps``: its scores are capped, and ``scales`` says how.
-    ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of
-    another converter needs.
+    ``biases``: the matrices that may have one, or must with ``requires_biases``. ``neighbours``: rotary embedding
+    pairs neighbouring elements of a head instead of halves. ``rope_tensors``: divisors of the rotary angles that the
+    file may hold. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``clips``: gate and input are clipped as in
+    gpt-oss. ``windows`` returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers
+    that see all, then that of the others if it differs, ``turns`` the layers that rotate at all, ``experts`` the
+    mixture that each layer is. ``caps``: its scores are capped, and ``scales`` says how. ``scales_tokens_only``:
+    llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of another converter needs.
     """
 
     name: str
     saved: SavedForm
     layer: tuple[TensorForm, ...] = decoder_layer()
     biases: frozenset[str] = frozenset()
+    requires_biases: bool = False
     neighbours: bool = False
     rope_tensors: frozenset[str] = frozenset()
     gelu: bool = False
+    clips: bool = False
     windows: Callable[[Facts, Sizes], tuple[int, ...]] = no_windows
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
     turns: Callable[[Facts, Sizes], tuple[bool, ...]] = all_turn
@@ -543,7 +547,7 @@ class Shape:
             for part in layer.parts.values():
                 found[part.tensor] = part.shape
                 if part.bias is not None:
-                    found[part.bias] = (part.height,)
+                    found[part.bias] = part.shape[1:]
         found[OUTPUT_NORM] = (sizes.width,)
         if not self.tied:
             found[HEAD] = (sizes.width, self.rows)
@@ -617,7 +621,9 @@ def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
 def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) -> tuple[Layer, ...]:
     return tuple(
         Layer(
-            parts=MappingProxyType(dict(layer_parts(architecture, sizes, facts.tensors, number))),
+            parts=MappingProxyType(
+                dict(layer_parts(architecture, sizes, facts.tensors, number, all_biases=architecture.requires_biases))
+            ),
             window=window,
             rope=1 if window and ropes > 1 else 0,
             turns=turns,

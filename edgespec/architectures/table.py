@@ -11,6 +11,7 @@ from edgespec.architectures import (
     gemma2,
     gemma3,
     glm4,
+    gpt_oss,
     granite,
     llama,
     mistral3,
@@ -26,7 +27,7 @@ from edgespec.architectures.shape import Architecture, UnsupportedError
 
 _MODULES = (
     *(llama, qwen2, qwen3, gemma3, phi3, granite),
-    *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5, qwen3moe),
+    *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5, qwen3moe, gpt_oss),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(

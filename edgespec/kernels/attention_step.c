@@ -136,6 +136,12 @@ static void quantise_mixed(const struct step *step, size_t row, size_t head, siz
     step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
 }
 
+static const float *sink_of(const struct es_model *model, size_t layer, size_t head)
+{
+    const float *sinks = model->layer[layer].sinks;
+    return sinks ? sinks + head : NULL;
+}
+
 /* Heads first .. first + count - 1 of one group, for a group of rows: over all positions, or with `blocks` over block
  * number `block` of them, keeping its sums. */
 static void attend_heads(const struct step *step, size_t number, size_t first, size_t count,
@@ -172,6 +178,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
         for (size_t head = first; head < first + count; head++) {
             query.from = batch->projected + r * projected_length(model) + head * head_length;
             query.out = mixed_at(step, r, head);
+            query.sink = sink_of(model, number, head);
             if (blocks) {
                 size_t part = part_at(step, blocks, r, head, block);
                 query.out = batch->block_sums + part * head_length;
@@ -256,7 +263,7 @@ static void merge_head(const struct step *step, size_t layer, const struct block
     size_t head_length = (size_t)step->model->head_length, first = seen.first / ATTENTION_BLOCK;
     size_t count = (seen.end - 1) / ATTENTION_BLOCK + 1 - first, part = part_at(step, blocks, row, head, first);
     step->level->merge_blocks(batch->block_sums + part * head_length, batch->standing + part, count, head_length,
-                              mixed_at(step, row, head));
+                              sink_of(step->model, layer, head), mixed_at(step, row, head));
 }
 
 void merge_mixed(const struct step *step, size_t layer)

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 15
+#define ES_ABI 16
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -70,13 +70,14 @@ struct es_matrix {
     int64_t type;
 };
 
-/* What the feed-forward does to its gate. */
-enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1 };
+/* How the feed-forward joins its gate and its input. */
+enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1, ES_CLIPPED_SWIGLU = 2, ES_ACTIVATIONS = 3 };
 
 struct es_layer {
     const float *attention_norm, *feed_forward_norm;           /* of a half layer's input; or null */
     const float *attention_post_norm, *feed_forward_post_norm; /* of a half layer's output, before it is added; or null */
     const float *query_norm, *key_norm;                        /* of each head, or of a row's heads as one; or null */
+    const float *sinks; /* [heads]: a score without a value, which takes its share of the head's softmax; or null */
     struct es_matrix query, key, value, output;
     struct es_matrix gate, up, down; /* of a mixture: those of its experts, one below another */
     struct es_matrix router; /* one score for each expert; without tiles in a layer that has one feed-forward */
@@ -277,12 +278,12 @@ ES_EXPORT bool es_abort(void *flag);
 
 /* For tests and benchmarks: y[rows][matrix rows] = W x for x[rows][columns], on one thread, in one level. */
 ES_EXPORT int32_t es_multiply(const struct es_matrix *matrix, const float *x, int64_t rows, float *y, int32_t level);
-/* For tests: one row of RMSNorm, exp, SwiGLU, GeGLU or a dequantised row, by one level. Lengths are multiples of 32. */
+/* For tests: one row of RMSNorm, exp, a joined gate or a dequantised row, by one level. Lengths are multiples of 32. */
 ES_EXPORT int32_t es_normalise(const float *x, const float *weight, double epsilon, int64_t length, float *y,
                                int32_t level);
 ES_EXPORT int32_t es_exponential(const float *x, int64_t length, float *y, int32_t level);
-ES_EXPORT int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
-ES_EXPORT int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t level);
+ES_EXPORT int32_t es_join(int64_t activation, const float *gate, const float *up, int64_t length, float *y,
+                          int32_t level);
 ES_EXPORT int32_t es_cap(float *x, int64_t length, float most, int32_t level); /* of any length, in place */
 ES_EXPORT int32_t es_dequantise(int64_t type, const uint8_t *row, int64_t columns, float *y);
 /* For tests: the cosine and the sine of each angle, [count][2]. */
@@ -290,9 +291,10 @@ ES_EXPORT void es_turns(const double *angles, int64_t count, float *y);
 /* For tests: quantised activations, a struct activation_block for each 32 of x. */
 ES_EXPORT int32_t es_quantise(const float *x, int64_t length, uint8_t *blocks, int32_t level);
 /* For tests: attention of `queries` heads, each [head_length]; query i sees positions seen[i][0] .. seen[i][1] - 1 of
- * one cache, as if those from own_from on, a multiple of 16, were its own. A `cap` of 0 is none. */
+ * one cache, as if those from own_from on, a multiple of 16, were its own. A `cap` of 0 is none, `sinks`, one a query,
+ * may be null. */
 ES_EXPORT int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length,
                             const float *queries, const int64_t *seen, int64_t count, int64_t own_from, float cap,
-                            float *out, int32_t level);
+                            const float *sinks, float *out, int32_t level);
 
 #endif

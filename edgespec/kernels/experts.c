@@ -17,6 +17,8 @@ static struct es_matrix part_of_expert(const struct step *step, const struct es_
     struct es_matrix own = *all;
     own.rows = all->rows / step->model->experts;
     own.tiles += (size_t)expert * tile_count(own.rows) * tile_bytes(all->type, all->columns);
+    if (own.bias)
+        own.bias += expert * own.rows;
     return own;
 }
 

@@ -198,8 +198,6 @@ static void add_product(const struct step *step, const struct es_matrix *matrix,
     multiply(step, &product, 1, x, step->rows->count);
 }
 
-typedef void join_function(const float *gate, const float *up, size_t length, float *y);
-
 /* Quantises block `block` of rows first .. first + count - 1 for the feed-forward's second half. */
 static void put_fed(const struct step *step, const struct feeding *feeding, size_t block, size_t first, size_t count,
                     float (*from)[BLOCK])
@@ -249,7 +247,7 @@ static void feed_block_in_pairs(const struct step *step, const struct feeding *f
 void feed_blocks(const struct step *step, const struct feeding *feeding, size_t begin, size_t end, size_t first,
                  size_t rows)
 {
-    join_function *join = step->model->activation == ES_SWIGLU ? step->level->swiglu : step->level->geglu;
+    join_function *join = step->level->join[step->model->activation];
     int in_pairs = takes_pairs(step->level, feeding->gate, feeding->up, rows);
     for (size_t block = begin; block < end; block++)
         (in_pairs ? feed_block_in_pairs : feed_block)(step, feeding, join, block, first, rows);

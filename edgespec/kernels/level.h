@@ -52,14 +52,18 @@ struct standing {
 
 /* A query sees positions first .. end - 1, at least one. Its separate keys and values, laid out like the cache's, begin at
  * position own_from; null if no query sees that far. With a `standing` its sums stay undivided: it then sees one block,
- * for merge_blocks. */
+ * for merge_blocks, which has the sink. */
 struct attention_query {
     const float *from;
     float *out;
     size_t first, end;
     const uint16_t *own_keys, *own_values;
+    const float *sink; /* a score of no position, whose value is 0; or null */
     struct standing *standing;
 };
+
+/* y of a feed-forward's gate and its input. */
+typedef void join_function(const float *gate, const float *up, size_t length, float *y);
 
 /* Scores whose maximum is computed before the single scores are compared. */
 enum { DRAW_BLOCK = 256 };
@@ -79,10 +83,9 @@ struct level {
     /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_quantise.h), block b to to[b * apart].
      * A block with a value that is not finite gets the scale NaN. */
     void (*quantise)(const float *x, size_t blocks, struct activation_block *to, size_t apart);
-    /* SwiGLU (Shazeer 2020): y = gate / (1 + e^-gate) * up. length: a multiple of 16. */
-    void (*swiglu)(const float *gate, const float *up, size_t length, float *y);
-    /* GeGLU (Shazeer 2020), with the tanh approximation of GELU (Hendrycks and Gimpel 2016). length: as above. */
-    void (*geglu)(const float *gate, const float *up, size_t length, float *y);
+    /* By enum es_activation: SwiGLU (Shazeer 2020), y = gate / (1 + e^-gate) * up; GeGLU (the same), with the tanh
+     * approximation of GELU (Hendrycks and Gimpel 2016); gpt-oss's SwiGLU of clipped values. length: a multiple of 16. */
+    join_function *join[ES_ACTIVATIONS];
     void (*exponential)(const float *x, size_t length, float *y);
     /* The nearest halves, ties to even, x[i] to to[i * apart]. length: as above. */
     void (*to_halves)(const float *x, size_t length, uint16_t *to, size_t apart);
@@ -92,7 +95,8 @@ struct level {
     void (*attend)(const struct attention_cache *cache, float scale, float cap, size_t count,
                    const struct attention_query *queries);
     /* Merges blocks to attend's bits for a query over all of them: sums[block][length] and their states. */
-    void (*merge_blocks)(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out);
+    void (*merge_blocks)(const float *sums, const struct standing *standing, size_t blocks, size_t length,
+                         const float *sink, float *out);
     /* Blocks of 32 weights as Q4_0 (row_coarsen.h). Returns false if Q4_0 cannot hold a block, which becomes zeros. */
     int (*coarsen)(const float *x, size_t blocks, uint8_t *to);
     /* See es_argmax. */
@@ -126,9 +130,9 @@ struct level {
 
 /* A level's complete table of the functions in row_*.h, with its quantiser. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
-    .normalise = normalise, .quantise = quantises, .swiglu = swiglu, .geglu = geglu, .exponential = exponential, \
-    .cap = cap_values, .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
-    .draw = draw
+    .normalise = normalise, .quantise = quantises, .join = {swiglu, geglu, clipped_swiglu},                      \
+    .exponential = exponential, .cap = cap_values, .to_halves = to_halves, .attend = attend,                     \
+    .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, .draw = draw
 
 /* EDGESPEC_HAS_... tells which levels were built. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;

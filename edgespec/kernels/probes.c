@@ -25,14 +25,11 @@ int32_t es_exponential(const float *x, int64_t length, float *y, int32_t number)
     ON_LEVEL(exponential(x, (size_t)length, y));
 }
 
-int32_t es_swiglu(const float *gate, const float *up, int64_t length, float *y, int32_t number)
+int32_t es_join(int64_t activation, const float *gate, const float *up, int64_t length, float *y, int32_t number)
 {
-    ON_LEVEL(swiglu(gate, up, (size_t)length, y));
-}
-
-int32_t es_geglu(const float *gate, const float *up, int64_t length, float *y, int32_t number)
-{
-    ON_LEVEL(geglu(gate, up, (size_t)length, y));
+    if (activation < 0 || activation >= ES_ACTIVATIONS)
+        return ES_BAD_REQUEST;
+    ON_LEVEL(join[activation](gate, up, (size_t)length, y));
 }
 
 int32_t es_cap(float *x, int64_t length, float most, int32_t number)
@@ -60,7 +57,8 @@ void es_turns(const double *angles, int64_t count, float *y)
 }
 
 int32_t es_attend(const float *keys, const float *values, int64_t positions, int64_t head_length, const float *queries,
-                  const int64_t *seen, int64_t count, int64_t own_from, float cap, float *out, int32_t number)
+                  const int64_t *seen, int64_t count, int64_t own_from, float cap, const float *sinks, float *out,
+                  int32_t number)
 {
     const struct level *level = level_of(number);
     if (!level || head_length < TILE_ROWS || head_length % TILE_ROWS || count < 1 || count > MOST_QUERIES ||
@@ -91,6 +89,7 @@ int32_t es_attend(const float *keys, const float *values, int64_t positions, int
             .end = (size_t)seen[2 * q + 1],
             .own_keys = view.keys + own,
             .own_values = view.values + own,
+            .sink = sinks ? sinks + q : NULL,
         };
     unsigned mode = float_mode_set();
     level->attend(&view, 1.0f / sqrtf((float)length), cap, (size_t)count, query);

@@ -343,9 +343,15 @@ static void attend_block(const struct attention_cache *cache, size_t start, floa
     }
 }
 
-static inline void divide_sums(float *out, size_t length, float by)
+/* Takes the sink for a last block, whose sum of values is 0, and divides. */
+static inline void finish(float *out, size_t length, struct merging *own, const float *sink)
 {
-    lanes total = lanes_set(by);
+    if (sink) {
+        meet(own, (struct standing){.largest = *sink, .total = 1.0f}, 0);
+        for (size_t d = 0; d < length; d += LANES)
+            merge(out + d, lanes_set(0.0f), own, 0);
+    }
+    lanes total = lanes_set(own->now.total);
     for (size_t d = 0; d < length; d += LANES)
         lanes_store(out + d, lanes_div(lanes_load(out + d), total));
 }
@@ -372,10 +378,11 @@ static void attend(const struct attention_cache *cache, float scale, float cap, 
         if (queries[q].standing)
             *queries[q].standing = standing[q].now;
         else
-            divide_sums(queries[q].out, cache->head_length, standing[q].now.total);
+            finish(queries[q].out, cache->head_length, &standing[q], queries[q].sink);
 }
 
-static void merge_blocks(const float *sums, const struct standing *standing, size_t blocks, size_t length, float *out)
+static void merge_blocks(const float *sums, const struct standing *standing, size_t blocks, size_t length,
+                         const float *sink, float *out)
 {
     struct merging own = {0};
     for (size_t b = 0; b < blocks; b++, sums += length) {
@@ -383,7 +390,7 @@ static void merge_blocks(const float *sums, const struct standing *standing, siz
         for (size_t d = 0; d < length; d += LANES)
             merge(out + d, lanes_load(sums + d), &own, !b);
     }
-    divide_sums(out, length, own.now.total);
+    finish(out, length, &own, sink);
 }
 
 #endif

@@ -42,6 +42,19 @@ static void geglu(const float *gate, const float *up, size_t length, float *y)
     }
 }
 
+/* gpt-oss's SwiGLU: y = gate / (1 + e^(-1.702 gate)) * (up + 1), of a gate of at most 7 and an input of -7 to 7. The bounds
+ * stand first, so that a NaN comes through. */
+static void clipped_swiglu(const float *gate, const float *up, size_t length, float *y)
+{
+    lanes one = lanes_set(1.0f), most = lanes_set(7.0f), least = lanes_set(-7.0f), slope = lanes_set(-1.702f);
+    for (size_t k = 0; k < length; k += LANES) {
+        lanes g = lanes_min(most, lanes_load(gate + k));
+        lanes u = lanes_max(least, lanes_min(most, lanes_load(up + k)));
+        lanes gated = lanes_div(g, lanes_add(one, lanes_exp(lanes_mul(slope, g))));
+        lanes_store(y + k, lanes_mul(gated, lanes_add(u, one)));
+    }
+}
+
 static void exponential(const float *x, size_t length, float *y)
 {
     for (size_t k = 0; k < length; k += LANES)

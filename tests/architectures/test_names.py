@@ -12,7 +12,8 @@ from edgespec.architectures.table import ARCHITECTURES, CLASSES, MODEL_TYPES, fi
 
 PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 
-# Where "llama" is the name of a runtime or of SentencePiece vocabularies, and others are those of pre-tokenizers.
+# Where "llama" is the name of a runtime or of SentencePiece vocabularies, and others are those of pre-tokenizers or
+# of chat formats.
 RUNTIMES = {
     "cli/doctor.py",
     "export/perplexity.py",
@@ -26,7 +27,8 @@ RUNTIMES = {
     "runtimes/llama/runtime.py",
 }
 VOCABULARIES = {"export/huggingface/tokenizer.py", "text/tokenizers/vocabulary.py"}
-PRE_TOKENIZERS = {
+OTHER_TABLES = {
+    "text/conversation/call_formats.py": {"gpt-oss"},
     "export/huggingface/pretokenizers.py": {"qwen2"},
     "text/tokenizers/word_splits.py": {"qwen2", "exaone4", "glm4"},
 }
@@ -39,7 +41,7 @@ def named_in(path: Path) -> set[str]:
 
 
 def test_no_other_module_names_an_architecture() -> None:
-    allowed = {**{module: {"llama"} for module in RUNTIMES | VOCABULARIES}, **PRE_TOKENIZERS}
+    allowed = {**{module: {"llama"} for module in RUNTIMES | VOCABULARIES}, **OTHER_TABLES}
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.parent.name != "architectures":
             module = path.relative_to(PACKAGE).as_posix()

@@ -337,6 +337,7 @@ def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -
         ("olmo2", {}, "layers without a norm of their input"),
         ("gemma2", {}, "caps of scores"),
         ("qwen3moe", {}, "mixtures of experts"),
+        ("gpt-oss", {"window": 30}, "mixtures of experts"),
         (
             "mistral3",
             {

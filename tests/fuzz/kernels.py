@@ -22,6 +22,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 KINDS: tuple[dict[str, Any], ...] = (
     {"quant": "Q4_0", "layers": 2},
     {"quant": "Q8_0", "architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 6},
+    {"quant": "MXFP4", "architecture": "gpt-oss", "window": 30, "experts": (9, 4), "layers": 2},
     {"quant": "F32", "architecture": "qwen3", "head_length": 48, "layers": 2},
     {"quant": "Q4_0", "architecture": "qwen3moe", "experts": (40, 5), "layers": 2},
     {"quant": "Q8_0", "heads": 8, "kv_heads": 2, "architecture": "qwen2", "width": 128},

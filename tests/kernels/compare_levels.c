@@ -168,12 +168,11 @@ static void compare_rows(void)
         code = es_exponential(x, LENGTH, found, level_tested);
         expect("exponential", s, code, portable, found, sizeof found);
         fill(x, LENGTH, sizes[s]);
-        (void)es_swiglu(x, y, LENGTH, portable, ES_PORTABLE);
-        code = es_swiglu(x, y, LENGTH, found, level_tested);
-        expect("swiglu", s, code, portable, found, sizeof found);
-        (void)es_geglu(x, y, LENGTH, portable, ES_PORTABLE);
-        code = es_geglu(x, y, LENGTH, found, level_tested);
-        expect("geglu", s, code, portable, found, sizeof found);
+        for (int64_t activation = 0; activation < ES_ACTIVATIONS; activation++) {
+            (void)es_join(activation, x, y, LENGTH, portable, ES_PORTABLE);
+            code = es_join(activation, x, y, LENGTH, found, level_tested);
+            expect("join", s, code, portable, found, sizeof found);
+        }
         for (int64_t length = 32; length <= LENGTH; length += 32 * 47) {
             (void)es_normalise(x, y, 1e-6, length, portable, ES_PORTABLE);
             code = es_normalise(x, y, 1e-6, length, found, level_tested);
@@ -220,10 +219,11 @@ static void compare_attention(void)
         fill(queries, QUERIES * LONGEST, 4.0f);
         for (int64_t count = 1; count <= QUERIES; count++) {
             float cap = count % 2 ? 0.0f : 3.0f;
-            (void)es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, portable,
+            const float *sinks = count % 3 ? 0 : queries;
+            (void)es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, sinks, portable,
                             ES_PORTABLE);
-            int32_t code = es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, found,
-                                     level_tested);
+            int32_t code = es_attend(keys, values, POSITIONS, length, queries, seen[0], count, 1 << 20, cap, sinks,
+                                     found, level_tested);
             expect("attention", length, code, portable, found, (size_t)(count * length) * sizeof *found);
         }
     }

@@ -55,6 +55,29 @@ def test_capped_attention_equals_numpys_with_equal_bits_on_every_level(
     assert not same_bits(found, attend(library, level, keys, values, queries, SEEN))
 
 
+@pytest.mark.parametrize("head_length", [16, 80])
+def test_a_sink_takes_its_share_of_the_weights_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str, head_length: int
+) -> None:
+    keys, values = cache(head_length)
+    queries = some_queries(len(SEEN), head_length)
+    sinks = np.linspace(-40, 90, len(SEEN), dtype=np.float32)  # the last are far above every score
+    found = attend(library, level, keys, values, queries, SEEN, sinks=sinks)
+    for query, seen, sink, out in zip(queries.astype(np.float64), SEEN, sinks, found, strict=True):
+        scores = keys[:seen].astype(np.float64) @ query / np.sqrt(head_length)
+        weights = np.exp(scores - sink)
+        assert np.abs(out - weights / (1 + weights.sum()) @ values[:seen]).max() < 1e-3
+    assert same_bits(found, attend(library, "portable", keys, values, queries, SEEN, sinks=sinks))
+    for index, sink in enumerate(sinks):
+        one = queries[index : index + 1]
+        assert same_bits(
+            attend(library, level, keys, values, one, SEEN[index : index + 1], sinks=sink[None])[0], found[index]
+        )
+    none = np.full_like(sinks, -1000.0)
+    without = attend(library, level, keys, values, queries, SEEN)
+    assert same_bits(attend(library, level, keys, values, queries, SEEN, sinks=none), without)
+
+
 @pytest.mark.parametrize("head_length", LENGTHS)
 def test_every_level_computes_the_portable_levels_attention_bits(
     library: NativeLibrary, fast: str, head_length: int

@@ -22,7 +22,7 @@ KINDS = {
     "llama Q4_0": {"quant": "Q4_0", "layers": 2},
     "gemma3 Q8_0": {"quant": "Q8_0", "architecture": "gemma3", "window": 100, "kv_heads": 1, "layers": 6},
     "qwen3 F32": {"quant": "F32", "architecture": "qwen3", "head_length": 48, "layers": 2},
-    "qwen3moe Q8_0": {"quant": "Q8_0", "architecture": "qwen3moe", "layers": 2},
+    "gpt-oss Q8_0": {"quant": "Q8_0", "architecture": "gpt-oss", "layers": 2, "window": 100},
 }
 
 

@@ -257,7 +257,7 @@ class Broken:
 
     def es_attend(self, *arguments: Any) -> int:
         code = int(self._api.es_attend(*arguments))
-        self._spoil("es_attend", arguments[9] + 4 * (arguments[3] * arguments[6] - 1), arguments[10])
+        self._spoil("es_attend", arguments[10] + 4 * (arguments[3] * arguments[6] - 1), arguments[11])
         return code
 
     def _spoil(self, name: str, address: int, level: int) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from edgespec.runtimes.native.layout import CLIPPED_SWIGLU, GEGLU, SWIGLU
 from edgespec.runtimes.native.library import NativeLibrary
-from tests.support.kernel_calls import Floats, capped, exponential, geglu, normalise, quantise, same_bits, swiglu
+from tests.support.kernel_calls import Floats, capped, exponential, join, normalise, quantise, same_bits
 
 
 def normal(seed: int, count: int) -> Floats:
@@ -183,43 +184,54 @@ def test_exp_is_the_same_on_every_level(library: NativeLibrary, fast: str) -> No
     assert same_bits(exponential(library, fast, x), exponential(library, "portable", x))
 
 
-def test_swiglu_equals_numpys_within_rounding_with_equal_bits_on_every_level(
-    library: NativeLibrary, level: str
+def joined(activation: int, gate: Floats, up: Floats) -> tuple[np.ndarray, np.ndarray]:
+    """What numpy gives, and how far a kernel may be from it."""
+    g, u = gate.astype(np.float64), up.astype(np.float64)
+    if activation == SWIGLU:
+        expected = g / (1 + np.exp(-g)) * u
+        # exp is 2 units off, the sum, the quotient and the product half a unit each; all relative to the result.
+        return expected, 4 * 2.0**-23 * np.abs(expected) + 1e-37
+    if activation == GEGLU:
+        exponent = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+        expected = g * 0.5 * (1 + np.tanh(exponent)) * u
+        # As for SwiGLU; and the exponent, twice that, has 4 roundings, which change the exponential by that relative
+        # amount. numpy's own 1 + tanh loses what is below 2^-53 of 1.
+        return expected, (4 + 4 * np.abs(exponent)) * 2.0**-23 * np.abs(expected) + 2.0**-50 * np.abs(g * u)
+    g, u = np.minimum(g, 7), np.clip(u, -7, 7)
+    expected = g / (1 + np.exp(-1.702 * g)) * (u + 1)
+    # As for SwiGLU; and 1.702 and the exponent are rounded, and so is the last sum, relative to its larger summand.
+    return expected, (5 + 4 * np.abs(g)) * 2.0**-23 * np.abs(g / (1 + np.exp(-1.702 * g))) * (
+        1 + np.abs(u + 1)
+    ) + 1e-37
+
+
+@pytest.mark.parametrize("activation", [SWIGLU, GEGLU, CLIPPED_SWIGLU])
+def test_gates_equal_numpys_within_rounding_with_equal_bits_on_every_level(
+    library: NativeLibrary, level: str, activation: int
 ) -> None:
-    gate, up = normal(3, 4096) * 8, normal(4, 4096)
-    found = swiglu(library, level, gate, up)
-    g = gate.astype(np.float64)
-    expected = g / (1 + np.exp(-g)) * up
-    # exp is 2 units off, the sum, the quotient and the product half a unit each; all relative to the result.
-    assert (np.abs(found - expected) <= 4 * 2.0**-23 * np.abs(expected) + 1e-37).all()
-    assert same_bits(found, swiglu(library, "portable", gate, up))
+    for spread in (3, 8):
+        gate, up = normal(3, 4096) * (3 if activation == GEGLU else spread), normal(4, 4096) * spread
+        found, (expected, bound) = join(library, level, activation, gate, up), joined(activation, gate, up)
+        assert (np.abs(found - expected) <= bound).all()
+        assert same_bits(found, join(library, "portable", activation, gate, up))
 
 
-def test_swiglu_of_large_values_does_not_overflow(library: NativeLibrary, level: str) -> None:
-    gate = np.resize(np.array([1e4, -1e4, 88, -88, 200, -200], np.float32), 96)
-    found = swiglu(library, level, gate, np.ones(96, np.float32))
-    assert np.allclose(found, np.maximum(gate, 0), atol=1e-30)
-
-
-def test_geglu_equals_numpys_within_rounding_with_equal_bits_on_every_level(
-    library: NativeLibrary, level: str
+@pytest.mark.parametrize(("activation", "most"), [(SWIGLU, np.inf), (GEGLU, np.inf), (CLIPPED_SWIGLU, 7.0)])
+def test_gates_of_large_values_do_not_overflow(
+    library: NativeLibrary, level: str, activation: int, most: float
 ) -> None:
-    gate, up = normal(3, 4096) * 3, normal(4, 4096)
-    found = geglu(library, level, gate, up)
-    g = gate.astype(np.float64)
-    u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
-    expected = g * 0.5 * (1 + np.tanh(u)) * up
-    # As for SwiGLU; and the exponent, 2u, has 4 roundings, which change the exponential by that relative amount.
-    # numpy's own 1 + tanh loses what is below 2^-53 of 1.
-    bound = (4 + 4 * np.abs(u)) * 2.0**-23 * np.abs(expected) + 2.0**-50 * np.abs(g * up)
-    assert (np.abs(found - expected) <= bound).all()
-    assert same_bits(found, geglu(library, "portable", gate, up))
-
-
-def test_geglu_of_large_values_does_not_overflow(library: NativeLibrary, level: str) -> None:
     gate = np.resize(np.array([1e4, -1e4, 88, -88, 1e20, -1e20], np.float32), 96)
-    found = geglu(library, level, gate, np.ones(96, np.float32))
-    assert np.allclose(found, np.maximum(gate, 0), rtol=1e-6, atol=1e-15)
+    inputs = np.full(96, 0.0 if activation == CLIPPED_SWIGLU else 1.0, np.float32)
+    found = join(library, level, activation, gate, inputs)
+    assert np.allclose(found, np.clip(gate, 0, most), rtol=1e-5, atol=1e-15)
+
+
+def test_nan_comes_through_a_gate_that_clips(library: NativeLibrary, level: str) -> None:
+    gate, up = np.ones((2, 32), np.float32)
+    gate[3] = up[7] = np.nan
+    found = join(library, level, CLIPPED_SWIGLU, gate, up)
+    assert np.flatnonzero(np.isnan(found)).tolist() == [3, 7]
+    assert library.api.es_join(3, gate.ctypes.data, up.ctypes.data, 32, found.ctypes.data, 0) != 0, "no such gate"
 
 
 @pytest.mark.parametrize("length", [32, 576, 1536])

@@ -34,7 +34,14 @@ MODELS: dict[Any, dict[str, Any]] = {
     "llama": {"quant": "Q4_1", "rope_factors": True, "width": 96, "heads": 2, "kv_heads": 1},
     "qwen2": {"quant": "IQ3_XXS", "width": 256, "heads": 8, "kv_heads": 2, "tied": True},
     "qwen3": {"quant": "F16", "head_length": 32, "settings": {"rope.scaling.factor": 2.0}},
-    "qwen3moe": {"quant": "MXFP4", "head_length": 32, "experts": (5, 2)},
+    "qwen3moe": {"quant": "Q4_0", "head_length": 32, "experts": (5, 2)},
+    "gpt-oss": {
+        "quant": "MXFP4",
+        "head_length": 32,
+        "experts": (5, 4),
+        "window": 9,
+        "settings": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+    },
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
 # At and around every limit of a check or a kernel.

@@ -33,11 +33,12 @@ REAL = (windows.KEPT_BACK, windows.SAVED_BACK, windowed_layers(1, 0, 1).position
 
 LENGTH, KEPT, SAVED = 900, 96, 64
 
-# With whole heads and pairs of heads, with all layers windowed, with caps, and with few windowed layers.
+# With whole heads and pairs of heads, with all layers windowed, with caps, with sinks, and with few windowed layers.
 KINDS: dict[str, Mapping[str, Any]] = {
     "gemma3": {"architecture": "gemma3", "window": 50, "layers": 6, "head_length": 64, "quant": "Q8_0"},
     "gemma2": {"architecture": "gemma2", "window": 100, "layers": 3, "quant": "Q4_0"},
     "olmo2": {"architecture": "olmo2", "window": 17, "layers": 5, "head_length": 32},
+    "gpt-oss": {"architecture": "gpt-oss", "window": 30, "layers": 3, "head_length": 48, "quant": "MXFP4"},
     "phi3": {"architecture": "phi3", "window": 64, "layers": 2, "head_length": 64},
 }
 

@@ -169,6 +169,7 @@ def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tup
         ("Granite 3", "granite-3.3-8b-instruct-Q4_K_M", ("granite", "refact", 49159), {}),
         ("Phi-3", "Phi-3.5-mini-instruct-Q4_K_M", ("phi3", "default", 32064), {}),
         ("Phi-4", "phi-4-Q4_K_M", ("phi3", "dbrx", 100352), {}),
+        ("gpt-oss", "gpt-oss-20b-mxfp4", ("gpt-oss", "gpt-4o", 201088), {"name": "Gpt Oss 20b"}),
         (None, "Qwen3", ("mamba", "qwen2", 151936), {}),
     ],
 )

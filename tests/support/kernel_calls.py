@@ -181,9 +181,9 @@ def exponential(library: NativeLibrary, level: str, x: Floats) -> Floats:
     return y
 
 
-def swiglu(library: NativeLibrary, level: str, gate: Floats, up: Floats) -> Floats:
-    y = np.empty_like(gate)
-    checked(library.api.es_swiglu(gate.ctypes.data, up.ctypes.data, len(gate), y.ctypes.data, LEVELS[level]))
+def join(library: NativeLibrary, level: str, activation: int, gate: Floats, up: Floats) -> Floats:
+    y, args = np.empty_like(gate), (gate.ctypes.data, up.ctypes.data, len(gate))
+    checked(library.api.es_join(activation, *args, y.ctypes.data, LEVELS[level]))
     return y
 
 
@@ -191,12 +191,6 @@ def dequantise(library: NativeLibrary, weights: Weights, row: int) -> Floats:
     y = np.empty(weights.columns, dtype=np.float32)
     source = np.ascontiguousarray(weights.raw[row])
     checked(library.api.es_dequantise(TYPES[weights.kind], source.ctypes.data, weights.columns, y.ctypes.data))
-    return y
-
-
-def geglu(library: NativeLibrary, level: str, gate: Floats, up: Floats) -> Floats:
-    y = np.empty_like(gate)
-    checked(library.api.es_geglu(gate.ctypes.data, up.ctypes.data, len(gate), y.ctypes.data, LEVELS[level]))
     return y
 
 
@@ -217,11 +211,12 @@ def attend(
     first: list[int] | None = None,
     own_from: int = 2**40,
     cap: float = 0.0,
+    sinks: Floats | None = None,
 ) -> Floats:
     """keys, values (positions, length), queries (n, length) -> (n, length).
 
     Query i attends to the first ``visible[i]`` positions, or those from ``first[i]``. Positions from ``own_from`` are
-    looked up as in a tree.
+    looked up as in a tree. ``sinks``: a score without a value for each query.
     """
     out = np.full_like(queries, np.nan)
     seen = np.array([[0] * len(visible) if first is None else first, visible], dtype=np.int64).T.copy()
@@ -237,6 +232,7 @@ def attend(
             len(queries),
             own_from,
             cap,
+            None if sinks is None else sinks.ctypes.data,
             out.ctypes.data,
             LEVELS[level],
         )

@@ -41,6 +41,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3moe F32": {"quant": "F32", "architecture": "qwen3moe", "experts": (20, 4)},
     "qwen3moe Q4_0": {"quant": "Q4_0", "architecture": "qwen3moe", "head_length": 64},
     "gemma2 Q8_0": {"quant": "Q8_0", "architecture": "gemma2", "layers": 3, "window": 60},
+    "gpt-oss F32": {"quant": "F32", "architecture": "gpt-oss", "layers": 3, "window": 40, "experts": (9, 4)},
+    "gpt-oss MXFP4": {"quant": "MXFP4", "architecture": "gpt-oss", "window": 60, "head_length": 64},
 }
 
 # llama.cpp divides the scores by logit_scale.
@@ -54,6 +56,9 @@ _YARN = {
     "rope.scaling.yarn_beta_fast": 8.0,
     "rope.scaling.yarn_beta_slow": 2.0,
 }
+
+# llama.cpp reads the ramp's bounds of a few architectures alone.
+_USUAL_YARN = {name: value for name, value in _YARN.items() if "beta" not in name}
 
 # More models, compared with llama.cpp only.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -86,7 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "settings": {**_YARN, "rope.scaling.yarn_log_multiplier": 0.7, "attention.temperature_scale": 0.5},
     },
     "mistral3 with YaRN alone": {"architecture": "mistral3", "settings": _YARN},
-    "llama with YaRN": {"settings": {name: _YARN[name] for name in list(_YARN)[:3]}},
+    "llama with YaRN": {"settings": _USUAL_YARN},
     "gemma2 F32": {"architecture": "gemma2", "layers": 4, "window": 40},
     "gemma2 of stated caps": {
         "architecture": "gemma2",
@@ -97,10 +102,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "architecture": "olmo2",
         "layers": 5,
         "window": 40,
-        "settings": {name: _YARN[name] for name in list(_YARN)[:3]},
+        "settings": _USUAL_YARN,
     },
     "qwen3moe Q8_0": {"quant": "Q8_0", "architecture": "qwen3moe", "experts": (16, 3)},
     "qwen3moe Q4_K": {"quant": "Q4_K", "architecture": "qwen3moe", "width": 256, "experts": (5, 5)},
+    "gpt-oss F16": {"quant": "F16", "architecture": "gpt-oss", "window": 30, "settings": _USUAL_YARN},
+    "gpt-oss Q8_0": {
+        "quant": "Q8_0",
+        "architecture": "gpt-oss",
+        "window": 30,
+        "kv_heads": 1,
+        "settings": _USUAL_YARN,
+    },
+    "gpt-oss of another base and pattern": {
+        "architecture": "gpt-oss",
+        "window": 20,
+        "layers": 4,
+        "seed": 3,  # of seed 0 one row's experts are a near-tie
+        "settings": {**_USUAL_YARN, "rope.freq_base_swa": 3000.0, "attention.sliding_window_pattern": 3},
+    },
     "qwen3moe of one expert": {"architecture": "qwen3moe", "experts": (1, 1)},
     "glm4": {"architecture": "glm4", "rope_length": 16},
     "exaone4": {"architecture": "exaone4"},

@@ -209,10 +209,11 @@ def write_tiny_gguf(
     )
     for layer in range(layers):
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
-        for name, data in _layer(random, layer_parts(form, sizes, (), number, all_biases=form.saved.needs_biases)):
+        parts = layer_parts(form, sizes, (), number, all_biases=form.saved.needs_biases or form.requires_biases)
+        for name, data in _layer(random, parts):
             if layer not in written:
                 continue
-            if data.ndim == 1:
+            if data.ndim == 1 or name.endswith(".bias"):
                 writer.add_tensor(name, data)
             else:
                 _add(writer, name, data, "F32" if ROUTER in name else quant)  # as llama.cpp's quantiser leaves it
@@ -237,7 +238,7 @@ def _layer(
     matrices: dict[str, list[npt.NDArray[np.float32]]] = {}
     biases: dict[str, int] = {}
     norms: dict[str, int] = {}
-    experts: dict[str, int] = {}
+    experts: dict[str, int] = {}  # by the names of matrices and biases
     for role, part in parts:
         if part.columns is None:
             norms[part.tensor] = part.rows
@@ -248,10 +249,13 @@ def _layer(
             experts[part.tensor] = part.experts
         if part.bias is not None:
             biases[part.bias] = part.height
+            experts |= {part.bias: part.experts} if part.experts else {}
     for name, drawn in matrices.items():
         whole = np.concatenate(drawn)
         yield name, whole.reshape(experts[name], -1, whole.shape[1]) if name in experts else whole
-    yield from ((name, random.standard_normal(length, dtype=np.float32)) for name, length in biases.items())
+    for name, length in biases.items():
+        drawn_bias = random.standard_normal(length, dtype=np.float32)
+        yield name, drawn_bias.reshape(experts[name], -1) if name in experts else drawn_bias
     for name, length in norms.items():
         role = name.split(".")[2]
         if role in _EVEN:

@@ -28,7 +28,7 @@ MOST_EXPERTS, MOST_EXPERTS_USED = 1024, 64  # of a layer and of a row, for the k
 BLOCK = 32  # columns that are quantised together, in weights and in activations
 LANES = 16  # elements of a head that attention loads at a time
 
-SWIGLU, GEGLU = 0, 1  # activation of the feed-forward gate, by the kernels' numbers
+SWIGLU, GEGLU, CLIPPED_SWIGLU = range(3)  # activation of the feed-forward gate, by the kernels' numbers
 _NEIGHBOURS, _HALVES = 0, 1  # how rotary embedding pairs a head's elements, by the kernels' numbers
 
 # The kernels' names of a layer's parts.
@@ -41,13 +41,14 @@ _MATRICES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-_NORMS = {
+_VECTORS = {
     "attention_norm": "attn_norm",
     "feed_forward_norm": "ffn_norm",
     "attention_post_norm": "post_attention_norm",
     "feed_forward_post_norm": "post_ffw_norm",
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
+    "sinks": "attn_sinks",
 }
 
 
@@ -130,7 +131,7 @@ class _Reader:
             joins_heads=shape.joins_heads,
             original_context=shape.original_context,
             experts=shape.experts,
-            activation=GEGLU if architecture.gelu else SWIGLU,
+            activation=GEGLU if architecture.gelu else CLIPPED_SWIGLU if architecture.clips else SWIGLU,
             layers=tuple(self._layer(layer, shape) for layer in shape.layers),
             output_norm=self._floats(OUTPUT_NORM),
             head=head,
@@ -142,10 +143,12 @@ class _Reader:
         matrices: dict[str, Any] = {name: self._matrix(parts[role], used) for name, role in _MATRICES.items()}
         if ROUTER in parts:
             matrices["router"] = self._matrix(parts[ROUTER], used)
-        norms: dict[str, Any] = {
-            name: self._floats(parts[role].tensor) if role in parts else None for name, role in _NORMS.items()
+        vectors: dict[str, Any] = {
+            name: self._floats(parts[role].tensor) if role in parts else None for name, role in _VECTORS.items()
         }
-        return LayerTensors(**matrices, **norms, window=layer.window, rope_table=layer.rope if layer.turns else None)
+        return LayerTensors(
+            **matrices, **vectors, window=layer.window, rope_table=layer.rope if layer.turns else None
+        )
 
     def _matrix(self, part: Part, used: int) -> WeightTensor:
         assert part.columns is not None

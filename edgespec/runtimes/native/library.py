@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 15
+ABI = 16
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -62,6 +62,7 @@ class Layer(ctypes.Structure):
         ("feed_forward_post_norm", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("sinks", c_void_p),
         ("query", Matrix),
         ("key", Matrix),
         ("value", Matrix),
@@ -202,7 +203,7 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_multiply": (c_int32, (POINTER(Matrix), _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_attend": (
         c_int32,
-        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, c_float, _FLOATS, c_int32),
+        (_FLOATS, _FLOATS, c_int64, c_int64, _FLOATS, _IDS, c_int64, c_int64, c_float, _FLOATS, _FLOATS, c_int32),
     ),
 }
 # Calls of microseconds. They keep the lock: getting it back from a busy Python thread takes milliseconds.
@@ -228,9 +229,8 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     ),
     "es_normalise": (c_int32, (_FLOATS, _FLOATS, c_double, c_int64, _FLOATS, c_int32)),
     "es_exponential": (c_int32, (_FLOATS, c_int64, _FLOATS, c_int32)),
-    "es_swiglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
+    "es_join": (c_int32, (c_int64, _FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_cap": (c_int32, (_FLOATS, c_int64, c_float, c_int32)),
-    "es_geglu": (c_int32, (_FLOATS, _FLOATS, c_int64, _FLOATS, c_int32)),
     "es_dequantise": (c_int32, (c_int64, _BYTES, c_int64, _FLOATS)),
     "es_turns": (None, (c_void_p, c_int64, _FLOATS)),
     "es_quantise": (c_int32, (_FLOATS, c_int64, _BYTES, c_int32)),
@@ -425,6 +425,7 @@ def _sound_levels(calls: Any, levels: list[str]) -> tuple[str, ...]:
             len(seen),
             _NOWHERE,
             0.0,  # no cap
+            None,  # no sinks
             out.ctypes.data,
             LEVELS[name],
         )

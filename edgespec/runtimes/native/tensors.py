@@ -106,6 +106,7 @@ class LayerTensors:
     feed_forward_post_norm: TensorInfo | None
     query_norm: TensorInfo | None
     key_norm: TensorInfo | None
+    sinks: TensorInfo | None
     query: WeightTensor
     key: WeightTensor
     value: WeightTensor

@@ -34,13 +34,14 @@ from edgespec.runtimes.thread import WorkerThread, map_on_threads
 _TILE_ROWS = 16
 _LINE_BYTES = 64  # alignment of matrices
 
-_NORMS = (
+_VECTORS = (
     "attention_norm",
     "feed_forward_norm",
     "attention_post_norm",
     "feed_forward_post_norm",
     "query_norm",
     "key_norm",
+    "sinks",
 )
 
 _NO_ROPE = -1  # in place of a table's number
@@ -106,9 +107,9 @@ class NativeWeights:
         for layer, tensors in zip(layers, layout.layers, strict=True):
             for name, weight in tensors.matrices.items():
                 setattr(layer, name, self._matrix(weight))
-            for name in _NORMS:
-                norm = getattr(tensors, name)
-                setattr(layer, name, None if norm is None else self._floats(norm))
+            for name in _VECTORS:
+                vector = getattr(tensors, name)
+                setattr(layer, name, None if vector is None else self._floats(vector))
             layer.window, layer.joins_heads = tensors.window, layout.joins_heads
             layer.rope_table = _NO_ROPE if tensors.rope_table is None else tensors.rope_table
         return NativeModelStruct(
