@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "edgespec"
 # Where "llama" is the name of a runtime or of SentencePiece vocabularies, and others are those of pre-tokenizers or
 # of chat formats.
 RUNTIMES = {
-    "cli/doctor.py",
+    "cli/doctor/report.py",
     "export/perplexity.py",
     "export/trim/choose_rows.py",
     "planning/choice/planner.py",

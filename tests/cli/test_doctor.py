@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import save_bandwidth
-from edgespec.cli import doctor as module
+from edgespec.cli.doctor import report as module
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.installation import install_command

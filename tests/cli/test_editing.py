@@ -75,6 +75,25 @@ def test_pasted_lines_are_one_prompt_that_enter_sends(opened: Open, place: Home)
     assert len(re.findall(ANSWERED, chat.plain)) == 1
 
 
+def test_a_long_paste_is_a_marker_that_is_sent_whole(opened: Open, place: Home) -> None:
+    chat = opened("--context", "2048")
+    lines = [f"row {number}" for number in range(40)]
+    for _ in range(2):  # the second marker is removed again
+        chat.type(PASTE_BEGINS + "\r".join(lines) + PASTE_ENDS)
+        chat.wait_for(r"\[40 lines pasted\]")
+    chat.type(b"\x7f")
+    chat.type(" Sum?\r")
+    chat.wait_for(ANSWERED)
+    chat.wait_for(EDITING)
+    assert "row 7" not in chat.plain.split("Sum?")[0]
+    chat.type(CTRL_P)
+    chat.wait_for("pasted")
+    chat.type(CTRL_C)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["\n".join([*lines[:-1], "row 39 Sum?"])]
+
+
 def test_alt_enter_and_triple_quotes_make_prompts_of_several_lines(opened: Open, place: Home) -> None:
     chat = opened()
     for keys in (b"one" + CTRL_J + b"two\r", b"one\x1b\rtwo\r"):

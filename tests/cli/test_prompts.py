@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.cli.chat import prompt_history
 from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest
+from edgespec.cli.chat.pastes import MOST_CHARACTERS, MOST_LINES, Pastes
 from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
 from edgespec.cli.chat.prompts import Prompt, unquoted
 from edgespec.files.home import Home
@@ -33,6 +34,38 @@ from edgespec.files.home import Home
 )
 def test_triple_quotes_enclose_a_prompt_of_several_lines(text: str, prompt: Prompt | None) -> None:
     assert unquoted(text) == prompt
+
+
+LONG = "\n".join(f"line {number}" for number in range(190))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("hello", "hello"),
+        ("\n" * (MOST_LINES - 1), "\n" * (MOST_LINES - 1)),
+        ("x" * MOST_CHARACTERS, "x" * MOST_CHARACTERS),
+        ("\n" * MOST_LINES, "[13 lines pasted]"),
+        ("x" * (MOST_CHARACTERS + 1), "[1001 characters pasted]"),
+        (LONG, "[190 lines pasted]"),
+    ],
+)
+def test_a_marker_stands_for_a_long_text(text: str, shown: str) -> None:
+    pastes = Pastes()
+    assert pastes.shown(text) == shown
+    assert pastes.whole(f"a {shown} b {shown}") == f"a {text} b {text}"
+
+
+def test_each_text_has_its_marker_and_a_marker_in_a_text_is_text() -> None:
+    pastes, other = Pastes(), LONG.replace("line 0", "[190 lines pasted]")
+    assert [pastes.shown(text) for text in (LONG, other, LONG)] == [
+        "[190 lines pasted]",
+        "[190 lines pasted, 2]",
+        "[190 lines pasted]",
+    ]
+    assert pastes.whole("[190 lines pasted, 2][190 lines pasted]") == other + LONG
+    assert pastes.ends_with("see [190 lines pasted, 2]") == "[190 lines pasted, 2]"
+    assert pastes.ends_with("[190 lines pasted] see") is None
 
 
 @pytest.mark.parametrize(

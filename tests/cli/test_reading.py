@@ -76,6 +76,13 @@ def test_the_pace_is_that_of_the_last_parts() -> None:
     assert slower.text(7.0).endswith("· 24 s left")
 
 
+def test_narrow_terminals_get_what_matters_most() -> None:
+    pace = paced((0, 0.0), (256, 2.0))
+    assert pace.text(2.0, 50) == "reading · 256 of 4096 tokens · 6 % · 30 s left"
+    assert pace.text(2.0, 37) == "reading · 6 % · 30 s left"
+    assert pace.text(2.0, 12) == "reading · 6 "
+
+
 def test_events_at_one_moment_give_no_pace() -> None:
     assert " 256 of 4096 tokens " in paced((0, 1.0), (256, 1.0)).text(1.0)
 
@@ -95,9 +102,14 @@ def test_the_line_comes_is_renewed_and_goes(monkeypatch: pytest.MonkeyPatch) -> 
     line = ReadingLine()
     line.stop()  # a notice, before the prompt is read
     line.show(Reading(0, 900))
-    assert screen.comes("reading the prompt · 900 tokens")
+    marks = set[str]()
+    for _ in range(4):
+        assert screen.comes(r". reading the prompt · 900 tokens")
+        marks.add(screen.left[0])
+        time.sleep(0.2)
+    assert len(marks) > 1, "it moves before a part is read"
     line.show(Reading(256, 900))
-    assert screen.comes(r"reading the prompt · \d+ of 900 tokens · \d+ % · \d+ s left")
+    assert screen.comes(r". reading the prompt · \d+ of 900 tokens · \d+ % · \d+ s left")
     line.stop()
     shown = screen.getvalue()
     assert screen.left == ""
@@ -106,12 +118,12 @@ def test_the_line_comes_is_renewed_and_goes(monkeypatch: pytest.MonkeyPatch) -> 
     assert screen.getvalue() == shown
 
 
-def test_the_line_is_cut_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_has_fewer_words_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = watched(monkeypatch)
     monkeypatch.setenv("COLUMNS", "24")
     line = ReadingLine()
     line.show(Reading(0, 900))
-    assert screen.comes("reading the prompt · 90")
+    assert screen.comes(". reading · 900 tokens")
     line.stop()
 
 

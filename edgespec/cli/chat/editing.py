@@ -16,8 +16,10 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 
+from edgespec.cli.chat.pastes import Pastes
 from edgespec.cli.chat.prompt_history import PromptHistory
 from edgespec.cli.chat.prompts import FIRST, FURTHER, Prompt, unquoted
 from edgespec.cli.suggestions import Suggest
@@ -30,6 +32,7 @@ _LONGEST_LINE = 4096  # bytes of a terminal's line on Linux; other systems have 
 class EditedPrompts:
     """Reads prompts of one or more lines. Enter sends, Alt-Enter and Ctrl-J start a line, pasted lines stay together.
 
+    A marker stands for long text that is pasted, recalled or given back; Backspace behind a marker removes it.
     The arrow keys recall earlier prompts, and Ctrl-R searches them. Ctrl-C clears a line with text.
     Commands are completed while the user types.
     """
@@ -38,14 +41,15 @@ class EditedPrompts:
 
     def __init__(self, interrupts: Interrupts, history: PromptHistory, suggest: Suggest) -> None:
         self._interrupts = interrupts
+        self._pastes = Pastes()
         session: PromptSession[str] = PromptSession(
             FIRST,
             multiline=True,
-            prompt_continuation=lambda width, _line, _wraps: FURTHER.rjust(width),
-            history=_Known(history),
+            prompt_continuation=lambda width, _line, wraps: "" if wraps else FURTHER.rjust(width),
+            history=_Known(history, self._pastes),
             completer=_Commands(suggest),
             complete_while_typing=Condition(lambda: _begins_command(session.default_buffer.text)),
-            key_bindings=_keys(),
+            key_bindings=_keys(self._pastes),
             enable_suspend=True,
             color_depth=ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None,
             interrupt_exception=_InterruptedError,
@@ -67,8 +71,10 @@ class EditedPrompts:
                 # Several lines may be one prompt, and a prompt that is given back is edited: the user decides.
                 whole = sent != ahead and "\n" not in sent and not begun
                 with self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)):
-                    text = self._session.prompt(
-                        default=sent if whole else ahead, accept_default=whole, handle_sigint=False
+                    shown = self._session.prompt(
+                        default=self._pastes.shown(sent if whole else ahead),
+                        accept_default=whole,
+                        handle_sigint=False,
                     )
         except _InterruptedError:
             if not self._interrupts.pending():  # Ctrl-C as a key
@@ -78,7 +84,7 @@ class EditedPrompts:
             note("")
             return None
         # The editor gives bytes that are not UTF-8 as surrogates.
-        text = decode_input(text.encode("utf-8", "surrogateescape"))
+        text = decode_input(self._pastes.whole(shown).encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
 
     def _leave_editor(self) -> None:
@@ -119,16 +125,27 @@ def _begins_command(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//") and "\n" not in text
 
 
-def _keys() -> KeyBindings:
+def _keys(pastes: Pastes) -> KeyBindings:
     keys = KeyBindings()
 
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if unquoted(buffer.text) is None:
+        if unquoted(pastes.whole(buffer.text)) is None:
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()
+
+    @keys.add(Keys.BracketedPaste)
+    def _(event: KeyPressEvent) -> None:
+        pasted = event.data.replace("\r\n", "\n").replace("\r", "\n")
+        event.current_buffer.insert_text(pastes.shown(pasted))
+
+    @keys.add("backspace")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        marker = pastes.ends_with(buffer.document.text_before_cursor)
+        buffer.delete_before_cursor(event.arg if marker is None else len(marker))
 
     @keys.add("c-c")
     def _(event: KeyPressEvent) -> None:
@@ -146,15 +163,15 @@ def _keys() -> KeyBindings:
 class _Known(History):
     """The history of prompts for prompt_toolkit, newest first."""
 
-    def __init__(self, history: PromptHistory) -> None:
+    def __init__(self, history: PromptHistory, pastes: Pastes) -> None:
         super().__init__()
-        self._history = history
+        self._history, self._pastes = history, pastes
 
     def load_history_strings(self) -> Iterable[str]:
-        return reversed(self._history.prompts)
+        return map(self._pastes.shown, reversed(self._history.prompts))
 
     def store_string(self, string: str) -> None:
-        self._history.add(string)
+        self._history.add(self._pastes.whole(string))
 
 
 class _Commands(Completer):

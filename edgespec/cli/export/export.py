@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.bench.suite import calibration_prompts, suite_sha256
 from edgespec.cli import suggestions
 from edgespec.cli.export.export_folder import FolderRequest, export_if_folder
 from edgespec.cli.export.export_report import Written
@@ -156,6 +155,7 @@ def export(
 @contextmanager
 def _measuring(state: State) -> Iterator[Measuring]:
     """What the export measures with, and its progress on stderr."""
+    from edgespec.bench.suite import calibration_prompts, suite_sha256
     from edgespec.export.measuring import Measuring
 
     prompts = calibration_prompts()

@@ -15,9 +15,6 @@ from edgespec.errors import InvalidRequestError
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.home import home
 from edgespec.files.progress import Job
-from edgespec.store.catalogue import catalogue
-from edgespec.store.references import HubReference, LocalPath, Network, parse_reference, spec_of_hub_reference
-from edgespec.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +67,9 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
 def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     """The folder to export; None if ``model`` is not one. The options are checked before anything is downloaded."""
     from edgespec.export.huggingface.gguf import is_model_folder
+    from edgespec.store.catalogue import catalogue
+    from edgespec.store.references import HubReference, LocalPath, Network, parse_reference, spec_of_hub_reference
+    from edgespec.store.store import Store
 
     reference = parse_reference(model, catalogue().keys())
     if isinstance(reference, LocalPath):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import cycle
 
 from edgespec.cli.terminal.output import NARROWEST, stderr_columns, stderr_is_rich
 from edgespec.engine.events import Reading
@@ -15,7 +16,11 @@ from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 
 # A prompt that is read sooner shows nothing: a line for a moment would only flicker.
 PATIENCE_S = 0.3
-_BETWEEN_S = 0.25
+# Something moves at least twice a second, also on a machine that is late by half of that.
+_BETWEEN_S = 0.2
+
+# Turns, as the first part of a prompt takes seconds, and nothing is known of the pace before its end.
+_TURNING = "|/-\\"
 
 # Later parts of a prompt take longer than the first: the pace is that of the last few.
 _REMEMBERED = 4
@@ -32,17 +37,24 @@ class Pace:
         self._heard.append((event.tokens, now))
         self._of = event.of
 
-    def text(self, now: float) -> str:
-        """For example ``reading the prompt · 1240 of 3812 tokens · 33 % · 9 s left``."""
+    def text(self, now: float, columns: int = 80) -> str:
+        """For example ``reading the prompt · 1240 of 3812 tokens · 33 % · 9 s left``; fewer words in few columns."""
         (first, first_at), (last, last_at) = self._heard[0], self._heard[-1]
         if last == first:  # no pace yet
-            return f"reading the prompt · {self._of} tokens"
+            return _fitting(columns, f"reading the prompt · {self._of} tokens", f"reading · {self._of} tokens")
         each_s = (last_at - first_at) / (last - first)
         most = min(last + PREFILL_CHUNK_TOKENS, self._of) - 1  # the end of a part comes as an event
         read = min(last + int((now - last_at) / each_s), most) if each_s > 0 else last
         left_s = max(1, round((self._of - read) * each_s))
         left = f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
-        return f"reading the prompt · {read} of {self._of} tokens · {100 * read // self._of} % · {left} left"
+        end = f"{100 * read // self._of} % · {left} left"
+        whole = f"{read} of {self._of} tokens · {end}"
+        return _fitting(columns, f"reading the prompt · {whole}", f"reading · {whole}", f"reading · {end}")
+
+
+def _fitting(columns: int, *texts: str) -> str:
+    """The first of the texts that fits; the start of the last one if none does."""
+    return next((text for text in texts if len(text) <= columns), texts[-1][:columns])
 
 
 class ReadingLine:
@@ -76,9 +88,9 @@ class ReadingLine:
     def _run(self) -> None:
         if self._ended.wait(PATIENCE_S):
             return
-        while True:
-            columns = max(NARROWEST, stderr_columns() or 0)
-            text = self._pace.text(self._clock())[: columns - 1]
+        for mark in cycle(_TURNING):
+            columns = max(NARROWEST, stderr_columns() or 0) - 1 - len("| ")
+            text = f"{mark} {self._pace.text(self._clock(), columns)}"
             _write(f"\r\x1b[2m{text}\x1b[0m\x1b[K" if stderr_is_rich() else f"\r{text}\x1b[K")
             if self._ended.wait(_BETWEEN_S):
                 _write("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""``edgespec doctor``."""
+"""What ``edgespec doctor`` looks at and prints."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import typer
 from edgespec import __version__
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import load_bandwidth
-from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import note, print_json
+from edgespec.cli.terminal.output import State, note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
@@ -38,10 +37,10 @@ _PROBE_TIMEOUT_S = 60.0
 _GIB = 2**30
 
 
-def doctor(context: typer.Context, json: JsonOption = False) -> None:
-    """Check this machine: runtimes, devices, bandwidth, disk, caches."""
+def run_doctor(state: State, *, json: bool) -> None:
+    """Look at the machine and print the report. Raises typer.Exit(1) if it has problems."""
     machine, conditions, user_home, problems = describe_machine(), describe_conditions(), home(), list[str]()
-    devices = list_devices(_broken(state_of(context).interrupts))
+    devices = list_devices(_broken(state.interrupts))
     llama = _runtime("llama", devices, load, hint=install_hint())
     native = _native()
     # ONNX Runtime is optional, so a missing one is not listed as a problem.

@@ -1,0 +1,1 @@
+"""``edgespec doctor``: what this machine has, and what is missing."""
