@@ -34,7 +34,9 @@ class _Edgespec(Program):
         "serve": Place(_USE, "edgespec.cli.serve", "serve", "Serve a model over HTTP."),
         "pull": Place(_MODELS, "edgespec.cli.models", "pull", "Download models."),
         "models": Place(_MODELS, "edgespec.cli.models", "app", "List models; remove or verify some."),
-        "doctor": Place(_MEASURE, "edgespec.cli.doctor.command", "doctor", "Check this machine: devices, runtimes, disk."),
+        "doctor": Place(
+            _MEASURE, "edgespec.cli.doctor.command", "doctor", "Check this machine: devices, runtimes, disk."
+        ),
         "bench": Place(_MEASURE, "edgespec.cli.bench", "bench", "Measure how much faster guesses make answers."),
         "plan": Place(_ADVANCED, "edgespec.cli.plan", "plan", "Show what would run on which device, and why."),
         "calibrate": Place(_ADVANCED, "edgespec.cli.calibrate", "calibrate", "Measure the models on this machine."),

@@ -20,6 +20,7 @@ from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.reading import ReadingLog
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
 
@@ -134,6 +135,7 @@ def serve(
         others=tuple(others),
         access=access,
         log=lambda line: log.write(log_line(line, _now())),
+        reading=lambda request: ReadingLog(lambda text: log.write(f"{_now()} {request} {text}")),
         content=(lambda request, answers: log.write(*texts_of(request, answers))) if log_text else None,
     )
     sockets = open_sockets(host, port)
@@ -256,6 +258,8 @@ def log_line(line: RequestLine, now: str) -> str:
         proposed, accepted = (sum(getattr(done.stats, name) for done in answers) for name in ("proposed", "accepted"))
         if proposed:
             parts.append(f"{accepted} of {proposed} guesses right")
+    elif line.reading is not None:  # it ended before its answer
+        parts.append(f"{line.reading.tokens} of {line.reading.of} prompt tokens read")
     if line.kept_in_part:
         parts.append("the schema is kept in part")
     if line.error is not None:

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from edgespec.engine.events import Done
+from edgespec.engine.events import Done, Reading
 from edgespec.errors import EdgespecError
 from edgespec.server.answers import Reader, decode
 from edgespec.server.errors import ApiError, GoneError, api_error
@@ -19,7 +19,7 @@ from edgespec.server.forms import Asked
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.replies import fingerprint
 from edgespec.server.schema import Request
-from edgespec.server.service import LONGEST_REQUEST_S, Left, Read, Scope, Service
+from edgespec.server.service import LONGEST_REQUEST_S, Left, Read, Scope, Service, client_address
 from edgespec.server.streaming import Collected, EventStream, Receive, Send, send_reply, while_connected
 
 
@@ -55,7 +55,7 @@ class Answering(Response):
 
     async def _answer(self, scope: Scope, send: Send, stream: EventStream | None) -> None:
         face, collected, threads = self._face, Collected(self._face.columns), self._service.keeper.threads
-        work = self._decode(_client(scope, self._owner), collected if stream is None else stream)
+        work = self._decode(scope, collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
         scope["edgespec.answers"], scope["edgespec.in_part"] = tuple(answers), self._kept_in_part
         if (content := self._service.content) is not None:
@@ -66,8 +66,14 @@ class Answering(Response):
         reply = face.whole(self._request, self._known_head(), collected.answers, answers)
         await send_reply(send, reply, threads)
 
-    async def _decode(self, client: Hashable, reader: Reader) -> list[Done]:
-        service, began = self._service, time.perf_counter()
+    async def _decode(self, scope: Scope, reader: Reader) -> list[Done]:
+        service, began, client = self._service, time.perf_counter(), _client(scope, self._owner)
+        tell = service.reading(f"{client_address(scope)} {scope['method']} {scope['path']}")
+
+        def heard(event: Reading) -> None:
+            scope["edgespec.reading"] = event
+            tell(event)
+
         try:
             async with (
                 asyncio.timeout(self._budget.left_s),
@@ -87,7 +93,7 @@ class Answering(Response):
                 )
                 if self._request.keep_alive_s is not None:
                     service.keeper.keep(self._request.keep_alive_s, self._owner)
-                return await decode(self._request, self._owner, loaded, reader, self._budget, turn)
+                return await decode(self._request, self._owner, loaded, reader, self._budget, turn, heard)
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
             raise ApiError(message, status=504, code="timeout") from None
@@ -119,9 +125,8 @@ async def without_answer(face: Face, service: Service, request: Request, owner: 
 
 def _client(scope: Scope, owner: str) -> Hashable:
     """The program that asks: the owner of its key, its address, its name and the path."""
-    address = scope.get("client")
     name = next((value for key, value in scope["headers"] if key == b"user-agent"), b"")
-    return owner, None if address is None else address[0], name, scope["path"]
+    return owner, client_address(scope), name, scope["path"]
 
 
 def as_api_error(error: Exception, param: str | None = None) -> ApiError:

@@ -149,11 +149,17 @@ def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer
 
 
 async def decode(
-    request: Request, owner: str, loaded: LoadedEngine, reader: Reader, budget: RequestBudget, turn: KeyTurn
+    request: Request,
+    owner: str,
+    loaded: LoadedEngine,
+    reader: Reader,
+    budget: RequestBudget,
+    turn: KeyTurn,
+    heard: Callable[[Reading], None] = lambda _event: None,
 ) -> list[Done]:
     """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
 
-    ``turn`` ends it if a newer request replaces it.
+    ``turn`` ends it if a newer request replaces it. ``heard`` gets how much of the prompt is read.
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
@@ -165,7 +171,8 @@ async def decode(
     ]
     async with _session(request, owner, loaded, budget, turn) as held:
         return [
-            await _one(request.of(index), held, sampling, index, reader) for index, sampling in enumerate(samplings)
+            await _one(request.of(index), held, sampling, index, reader, heard)
+            for index, sampling in enumerate(samplings)
         ]
 
 
@@ -357,13 +364,22 @@ class _Parts:
         return replace(part, guessed=self._guessed.of(event), round=before)
 
 
-async def _one(request: Request, held: _Held, sampling: Sampling, index: int, reader: Reader) -> Done:
+async def _one(
+    request: Request,
+    held: _Held,
+    sampling: Sampling,
+    index: int,
+    reader: Reader,
+    heard: Callable[[Reading], None],
+) -> Done:
     generation, scores = await held.begin(request, sampling)
     await reader.begin(index, generation.prompt_tokens)
     parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
     held.turn.end_answer = held.end_answer
     held.turn.check()
     async for event in generation:
+        if isinstance(event, Reading):
+            heard(event)
         part = parts.of(event)
         if request.suffix is not None and part.content:
             part = replace(part, content=lines.feed(part.content))

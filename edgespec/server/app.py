@@ -27,7 +27,7 @@ from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
 from edgespec.server.schema import Request
-from edgespec.server.service import Endpoint, Read, RequestLine, Scope, Served, Service
+from edgespec.server.service import Endpoint, Read, RequestLine, Scope, Served, Service, client_address
 from edgespec.server.streaming import Receive, Send
 
 # A client that takes nothing for this long is gone: the answer waits in memory and holds a slot.
@@ -105,12 +105,12 @@ class Guard:
         path = scope["path"] if scope["path"] in self._paths else "other"
         answers = scope.get("edgespec.answers", ())
         self._service.metrics.count(path, status, answers)
-        client, error = scope.get("client"), scope.get("edgespec.error")
+        error = scope.get("edgespec.error")
         if isinstance(error, ApiError):
             error = error.logged if self._service.content is None else error.message
         self._service.log(
             RequestLine(
-                client="?" if client is None else str(client[0]),
+                client=client_address(scope),
                 method=scope["method"],
                 path=scope["path"],
                 status=status,
@@ -118,6 +118,7 @@ class Guard:
                 answers=answers,
                 error=error,
                 kept_in_part=scope.get("edgespec.in_part", False),
+                reading=scope.get("edgespec.reading"),
             )
         )
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from edgespec.engine.events import Done
+from edgespec.engine.events import Done, Reading
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.keeper import ModelKeeper
@@ -26,6 +26,12 @@ Endpoint: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 
 # The longest answers of thinking models on a slow machine take half an hour.
 LONGEST_REQUEST_S = 3600.0
+
+
+def client_address(scope: Scope) -> str:
+    """The client's address; ? if it is not known."""
+    client = scope.get("client")
+    return "?" if client is None else str(client[0])
 
 
 class Left(Response):
@@ -49,7 +55,8 @@ class Read(Generic[T]):
 class RequestLine:
     """One request as a log shows it: nothing of its content. ``status`` 0: the client left before an answer.
 
-    ``kept_in_part``: not all of its schema's keywords.
+    ``kept_in_part``: not all of its schema's keywords. ``reading`` is how much of its prompt was read at the last
+    part's beginning; None if all of it was in the cache.
     """
 
     client: str
@@ -60,6 +67,7 @@ class RequestLine:
     answers: tuple[Done, ...] = ()
     error: str | None = None
     kept_in_part: bool = False
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,8 @@ class Served:
 class Service:
     """What the routes share, and the model that a request is for: ``keeper`` and ``names`` are those of a Served.
 
-    ``others`` are the server's further models.
+    ``others`` are the server's further models. ``reading`` gives what hears how much is read of the prompt of a
+    request, which it gets as client, method and path.
     """
 
     keeper: ModelKeeper
@@ -90,6 +99,7 @@ class Service:
     bodies: BodyReader = field(default_factory=BodyReader)
     metrics: Metrics = field(default_factory=Metrics)
     log: Callable[[RequestLine], None] = lambda line: None
+    reading: Callable[[str], Callable[[Reading], None]] = lambda request: lambda event: None
     content: Callable[[Request, list[Done]], None] | None = None
     connections: Callable[[], int] = lambda: 0
 

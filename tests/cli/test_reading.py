@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.terminal import reading
-from edgespec.cli.terminal.reading import PATIENCE_S, Pace, ReadingLine
+from edgespec.cli.terminal.reading import LOGGED_EACH_S, LONG_TOKENS, PATIENCE_S, Pace, ReadingLine, ReadingLog
 from edgespec.engine.events import Reading
 from tests.support.command_line import command, environment
 from tests.support.terminal import Terminal
@@ -140,6 +140,16 @@ def test_nothing_is_shown_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch
     time.sleep(0.1)
     line.stop()
     assert screen.getvalue() == ""
+
+
+def test_a_log_says_that_a_long_prompt_is_read_and_then_how_much_every_few_seconds() -> None:
+    lines, now = list[str](), [0.0]
+    for of in (LONG_TOKENS - 1, 4096):
+        log = ReadingLog(lines.append, lambda: now[0])
+        for part in range(4):
+            log(Reading(256 * part, of))
+            now[0] += 0.6 * LOGGED_EACH_S
+    assert lines == ["reading the prompt · 4096 tokens", "reading the prompt · 512 of 4096 tokens · 12 % · 42 s left"]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from edgespec.cli.serve import log_line
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done
+from edgespec.engine.events import Done, Reading
 from edgespec.errors import (
     ClosedError,
     EdgespecError,
@@ -265,6 +265,16 @@ def test_the_line_of_a_log_has_numbers_and_no_control_characters(engine: Engine)
         "12:00:00 ::1 POST /v1/x 200 1.23 s · 12 of 20 prompt tokens cached · 11 tokens, 50.0 tok/s"
         " · 6 of 9 guesses right"
     )
+    left = RequestLine(
+        client="::1",
+        method="POST",
+        path="/v1/x",
+        status=0,
+        seconds=2,
+        reading=Reading(512, 7213),
+        error="the client left",
+    )
+    assert log_line(left, "now") == "now ::1 POST /v1/x - 2.00 s · 512 of 7213 prompt tokens read · the client left"
     hostile = RequestLine(client="?", method="GET", path="/\x1b[2J\n" + "x" * 200, status=0, seconds=0, error="a\rb")
     shown = log_line(hostile, "now")
     assert shown.isprintable()

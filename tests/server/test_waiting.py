@@ -8,12 +8,14 @@ import json
 import threading
 import time
 import tracemalloc
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.events import Reading
 from edgespec.engine.session import Session
 from edgespec.errors import MemoryLimitError
 from edgespec.placement.cache_rooms import CacheRoom
@@ -214,6 +216,17 @@ async def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkey
     assert sent == ["body", "http.response.start", "http.response.body"]
     assert ended.is_set(), "the answer was cancelled by the failed comment"
     assert (lines[0].status, lines[0].error) == (200, "the client left")
+
+
+def test_a_log_hears_how_much_of_a_prompt_is_read(tiny: TinyModels) -> None:
+    heard = dict[str, list[Reading]]()
+    load = partial(tiny.load, draft="none", context=2048)
+    with running(load, reading=lambda request: heard.setdefault(request, []).append) as server:
+        assert server.chat("the " * 600, max_tokens=1).status_code == 200
+        server.wait_until(lambda: bool(server.lines))
+    told = heard[f"127.0.0.1 POST {CHAT}"]
+    assert [event.tokens for event in told] == list(range(0, told[0].of, 256))
+    assert server.lines[-1].reading == told[-1]
 
 
 def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:

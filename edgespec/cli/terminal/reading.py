@@ -1,4 +1,4 @@
-"""A line on a terminal that says how much of a long prompt is read. It is gone when the answer begins."""
+"""How much of a long prompt is read: a line on a terminal, gone when the answer begins, and lines of a log."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ _BETWEEN_S = 0.2
 
 # Turns, as the first part of a prompt takes seconds, and nothing is known of the pace before its end.
 _TURNING = "|/-\\"
+
+# A log has a line when a prompt of so many tokens begins (some seconds on two cores), and then after so many seconds.
+LONG_TOKENS = 1024
+LOGGED_EACH_S = 5.0
 
 # Later parts of a prompt take longer than the first: the pace is that of the last few.
 _REMEMBERED = 4
@@ -95,6 +99,23 @@ class ReadingLine:
             if self._ended.wait(_BETWEEN_S):
                 _write("\r\x1b[K")
                 return
+
+
+class ReadingLog:
+    """Says how much of a long prompt is read, for a log: as it begins, and every few seconds."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._pace = Pace()
+        self._next = 0.0
+
+    def __call__(self, event: Reading) -> None:
+        """So much is read."""
+        now = self._clock()
+        self._pace.add(event, now)
+        if event.of >= LONG_TOKENS and (not event.tokens or now >= self._next):
+            self._next = now + LOGGED_EACH_S
+            self._write(self._pace.text(now, sys.maxsize))
 
 
 def _write(text: str) -> None:
