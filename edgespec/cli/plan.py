@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +14,14 @@ import typer
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import EXACTNESS_WORDS, print_json
+from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.planning.choice.options import Ranking
-    from edgespec.planning.choice.plan import Plan, PlannedDrafter
+    from edgespec.planning.choice.plan import Plan
 
 _LABEL_COLUMNS = 12
 _WIDEST_TEXT = 100  # longer lines are hard to read however wide the terminal is
@@ -31,9 +32,7 @@ def plan(
     ctx: typer.Context,
     *,
     flags: ModelFlags,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="List every option considered, and why it was kept or dropped.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Say why, and list every option considered.")] = False,
     simulate: Annotated[
         str | None,
         rare("--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine, not for this one."),
@@ -48,11 +47,10 @@ def plan(
                 f"{first} cannot be combined with --simulate",
                 hint="a described machine names its own models and context",
             )
-        _simulated(simulate, explain=explain, json=json)
+        _simulated(simulate, explain=explain or state_of(ctx).verbose, json=json)
         return
-    from edgespec.planning.choice.ranking import explain as explained
-
-    with open_engine(flags.resolve(), state_of(ctx)) as engine:
+    state = state_of(ctx)
+    with open_engine(flags.resolve(), state) as engine:
         ranking = engine.ranking()
         if json:
             print_json(
@@ -63,12 +61,11 @@ def plan(
                 }
             )
             return
-        _print_plan(engine.plan, f"{engine.machine.processor}, {engine.machine.physical_cores} cores", None)
-        _print_list("why", engine.plan.reasons)
-        if explain:
-            ways = ["nothing yet: this machine is not measured"] if ranking is None else explained(ranking)
+        _print_plan(engine.plan, ranking)
+        if explain or state.verbose:
+            _print_labelled("machine", f"{engine.machine.processor}, {engine.machine.physical_cores} cores")
             files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
-            _print_list("considered", [*ways, *files])
+            _print_reasons(engine.plan, ranking, files)
             _print_list("answers", engine.measurements.answered.lines)
             _print_list("missing", _missing())
 
@@ -95,7 +92,6 @@ def _drafters_json(engine: Engine) -> dict[str, Any]:
 
 
 def _simulated(name: str, *, explain: bool, json: bool) -> None:
-    from edgespec.planning.choice.ranking import explain as explained
     from edgespec.planning.simulated.machine_file import machine_from_table
     from edgespec.planning.simulated.simulate import plan_of, simulate as rank_described
     from edgespec.profiles.machines import read_machine
@@ -113,10 +109,12 @@ def _simulated(name: str, *, explain: bool, json: bool) -> None:
             }
         )
         return
-    _print_plan(decided, f"{short_name} (described, not measured). {machine.description}", ranking)
-    _print_list("why", decided.reasons)
+    _print_labelled("machine", f"{short_name} (described, not measured). {machine.description}")
+    _print_plan(decided, ranking)
     if explain:
-        _print_list("considered", explained(ranking))
+        taken = ranking.best.memory_bytes
+        _print_labelled("memory", ", ".join(f"{gib(count)} of {place}" for place, count in taken.items()))
+        _print_reasons(decided, ranking, ())
 
 
 def _ranking_json(ranking: Ranking) -> dict[str, Any]:
@@ -126,37 +124,22 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def _print_plan(decided: Plan, machine: str, ranking: Ranking | None) -> None:
-    """Print the plan in a few labelled lines; unknown values are printed as "not measured"."""
-    _print_labelled("machine", machine)
+def _print_plan(decided: Plan, ranking: Ranking | None) -> None:
+    for label, text in plan_lines(decided, ranking, "--explain says why"):
+        _print_labelled(label, text)
+
+
+def _print_reasons(decided: Plan, ranking: Ranking | None, files: Sequence[str]) -> None:
+    """Print how the plan decodes, and each reason and each way considered once. ``files`` do not draft."""
+    from edgespec.planning.choice.ranking import explain
+
     _print_labelled("mode", decided.mode)
-    target, drafter = decided.target, decided.drafter
-    threads = f", {target.threads} threads" if target.threads > 1 else ""
-    _print_labelled("target", f"{target.model} on {target.device} ({target.runtime}{threads})")
-    _print_labelled("drafter", "none" if drafter is None else _drafter_words(drafter))
     if decided.mode != "plain":
         _print_labelled("depth", f"up to {decided.depth_cap}")
         _print_labelled("exactness", f"{EXACTNESS_WORDS[decided.exactness]} ({decided.exactness})")
-    _print_labelled("context", f"{decided.context_length} tokens")
-    if decided.predicted_tokens_per_s is None:
-        _print_labelled("predicted", "not measured")
-    else:
-        speedup = (
-            ""
-            if ranking is None or decided.mode == "plain"
-            else f", {ranking.best.speedup:.2f}x the fastest plain decoding"
-        )
-        _print_labelled("predicted", f"{decided.predicted_tokens_per_s:.1f} tokens/s{speedup}")
-    if ranking is not None:
-        taken = ranking.best.memory_bytes
-        _print_labelled("memory", ", ".join(f"{gib(count)} of {place}" for place, count in taken.items()))
-
-
-def _drafter_words(drafter: PlannedDrafter) -> str:
-    parts = [] if drafter.model is None else [f"{drafter.model} on {drafter.device} ({drafter.runtime})"]
-    if "lookup" in drafter.kind.split("+"):
-        parts.append("copies of the text")
-    return " and ".join(parts)
+    ways = ("nothing yet: this machine is not measured",) if ranking is None else explain(ranking)
+    _print_list("why", (reason for reason in decided.reasons if not {reason, f"not {reason}"} & {*ways}))
+    _print_list("considered", (*ways, *files))
 
 
 def _print_list(label: str, sentences: Iterable[str]) -> None:

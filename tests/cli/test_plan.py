@@ -31,26 +31,27 @@ def test_every_described_machine_is_planned(here: InProcess, name: str) -> None:
     assert result.code == 0, result.err
     shown = labels(result.out)
     assert shown["machine"].startswith(f"{name} (described, not measured). ")
-    assert shown["mode"] in ("plain", "serial", "pipelined")
-    assert re.match(r"\d+\.\d tokens/s", shown["predicted"])
+    assert list(shown) == ["machine", "model", "drafter", "speed", "limit", "to do"]
+    assert re.match(r"\d+\.\d tokens/s", shown["speed"])
     assert result.err == ""
 
 
 @pytest.mark.parametrize("name", USUAL)
 def test_a_described_machine_gets_devices_mode_depth_speed_and_reasons(here: InProcess, name: str) -> None:
-    shown = labels(here("plan", "--simulate", name).out)
+    shown = labels(here("plan", "--simulate", name, "--explain").out)
     found = here("plan", "--simulate", name, "--json").json
     plan, best = found["plan"], found["candidates"][0]
     assert shown["mode"] == plan["mode"] == best["mode"]
-    assert shown["target"].startswith(f"{plan['target']['model']} on {plan['target']['device']} (")
-    assert shown["predicted"].startswith(f"{plan['predicted_tokens_per_s']:.1f} tokens/s")
-    assert shown["why"] == plan["reasons"][0]
+    assert shown["model"].startswith(f"{plan['target']['model']} on {plan['target']['device']} (")
+    assert shown["speed"].startswith(f"{plan['predicted_tokens_per_s']:.1f} tokens/s")
+    assert shown["considered"] == plan["reasons"][0]
     if plan["mode"] == "plain":
         assert (shown["drafter"], plan["drafter"], plan["depth_cap"]) == ("none", None, 0)
     else:
         assert shown["drafter"].startswith(f"{plan['drafter']['model']} on {plan['drafter']['device']} (")
         assert shown["depth"] == f"up to {plan['depth_cap']}"
-        assert shown["predicted"].endswith(f"{best['speedup']:.2f}x the fastest plain decoding")
+        assert f", {best['speedup']:.2f}x plain decoding" in shown["speed"]
+        assert shown["limit"].endswith(f"{best['possible_speedup']:.1f}x at most, if all guesses are right")
         assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][0]
         assert plan["reasons"][0] == f"{best['what']}: {best['reason']}"
     assert plan["reason_codes"][0] == best["reason_code"]
@@ -58,22 +59,31 @@ def test_a_described_machine_gets_devices_mode_depth_speed_and_reasons(here: InP
     assert any(one["mode"] == "plain" for one in found["candidates"])
 
 
-def test_plan_prints_a_few_labelled_lines(here: InProcess) -> None:
+def test_plan_prints_five_labelled_lines(here: InProcess) -> None:
     shown = labels(here("plan", "--simulate", "laptop-small-gpu").out)
-    assert shown["target"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads)"
+    assert shown["model"] == "llama-3.1-8b on CUDA0+cpu (llama, 8 threads), context 8192"
     assert shown["drafter"] == "llama-3.2-1b on CUDA0 (llama)"
+    assert re.fullmatch(
+        r"\d+\.\d tokens/s, 1\.\d\dx plain decoding; the text: not checked on this machine", shown["speed"]
+    )
+    assert re.fullmatch(r"2\.\d tokens a round expected; .*", shown["limit"])
+    assert shown["to do"] == "nothing; --explain says why"
+
+
+@pytest.mark.parametrize("more", ["--explain", "--verbose"])
+def test_more_is_printed_when_it_is_asked_for(here: InProcess, more: str) -> None:
+    shown = labels(here("plan", "--simulate", "laptop-small-gpu", more).out)
     assert shown["depth"].startswith("up to ")
     assert shown["exactness"].startswith("not checked on this machine (D)")
-    assert shown["predicted"].endswith("x the fastest plain decoding")
     assert re.fullmatch(r"\d\.\d\d GiB of CUDA0, \d\.\d\d GiB of cpu", shown["memory"])
-    assert "considered" not in shown
+    assert shown["considered"]
 
 
 def test_a_plain_plan_prints_no_depth(here: InProcess) -> None:
-    shown = labels(here("plan", "--simulate", "board-4gb").out)
+    shown = labels(here("plan", "--simulate", "board-4gb", "--explain").out)
     assert (shown["mode"], shown["drafter"]) == ("plain", "none")
     assert not {"depth", "exactness"} & set(shown)
-    assert "fastest plain" not in shown["predicted"]
+    assert "plain decoding" not in shown["speed"]
 
 
 def test_a_lookup_drafter_is_printed_without_a_device(here: InProcess, tmp_path: Path) -> None:
@@ -97,6 +107,8 @@ def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> N
     lines = result.out.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("considered"))
     considered = [line[12:] for line in lines[start:]]
+    said = [line[12:].removeprefix("not ") for line in lines]
+    assert len(set(said)) == len(said), "nothing is said twice"
     assert len(considered) == len(found["candidates"]) + len(found["rejected"])
     for candidate, line in zip(found["candidates"], considered, strict=False):
         assert line == f"{candidate['what']}: {candidate['reason']}"
@@ -192,11 +204,12 @@ def test_explain_compares_the_latest_answer_with_what_the_plan_promised(
 @pytest.mark.slow
 def test_plan_prints_the_plan_of_this_machine(tiny: TinyModels) -> None:
     pair = ("--target", tiny.target, "--draft", tiny.drafter)
-    result = run_here("plan", *pair, home=tiny.home.root)
+    result = run_here("plan", *pair, "--explain", home=tiny.home.root)
     assert result.code == 0, result.err
     shown = labels(result.out)
+    assert list(shown)[:5] == ["model", "drafter", "speed", "limit", "to do"]
     assert shown["machine"].endswith((" core", " cores"))
-    assert shown["predicted"] == "not measured" or "tokens/s" in shown["predicted"]
+    assert shown["speed"] == "not measured" or "tokens/s" in shown["speed"]
     assert shown["why"]
     found = run_here("plan", *pair, "--json", home=tiny.home.root).json
     assert found["plan"]["mode"] == shown["mode"]

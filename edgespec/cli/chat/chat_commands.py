@@ -20,6 +20,7 @@ from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import check_thinking
 from edgespec.cli.suggestions import Suggestion, for_model
 from edgespec.cli.terminal.output import note, stdout_is_rich
+from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
 from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import readable_bytes
@@ -41,7 +42,7 @@ COMMANDS = (
     ("/copy", "copy the last answer to the clipboard"),
     ("/clear", "forget the conversation"),
     ("/stats", "show times and counts of the last answer"),
-    ("/plan", "show where models run, which drafter guesses, and why"),
+    ("/plan", "show where models run, and which drafter guesses; /plan why gives the reasons"),
     ("/exit", "leave the chat (also Ctrl-D)"),
 )
 
@@ -69,6 +70,9 @@ SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "frequency-penalty": (float, ("0",)),
     "seed": (int, ("none",)),
 }
+
+# Width of the column with the labels of a plan.
+_PLAN_COLUMNS = 9
 
 # Characters that every terminal accepts (the limit of hterm and of old tmux). Some terminals drop longer copies.
 _LONGEST_COPY = 74_994
@@ -121,6 +125,8 @@ def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
             return ((name, "") for name in SETTINGS)
         case ("/set", name) if name in SETTINGS:
             return ((value, "") for value in SETTINGS[name][1])
+        case ("/plan",):
+            return [("why", "all reasons")]
         case ("/json",):
             return [("off", "answers may be any text again")]
         case ("/model",):
@@ -203,8 +209,7 @@ class Commands:
                 for line in ["no answer yet"] if talk.last is None else stats_lines(talk.last):
                     note(line, hang=STATS_COLUMNS)
             case "/plan":
-                for reason in talk.engine.plan.reasons:
-                    note(f"- {reason}")
+                self._show_plan(whole=text is not None)
             case other:
                 near = get_close_matches(other, _names(), n=1)
                 meant = f"did you mean {near[0]}? " if near else ""
@@ -271,6 +276,15 @@ class Commands:
             note("from the next answer on, tokens that were guessed correctly are shaded")
         else:
             note("guesses are no longer shaded", dim=True)
+
+    def _show_plan(self, *, whole: bool) -> None:
+        engine = self._talk.engine
+        if whole:
+            for reason in engine.plan.reasons:
+                note(f"- {reason}")
+            return
+        for label, line in plan_lines(engine.plan, engine.ranking(), "/plan why says why"):
+            note(f"{label:{_PLAN_COLUMNS}}{line}", hang=_PLAN_COLUMNS)
 
     def _copy(self) -> None:
         last = self._talk.last
