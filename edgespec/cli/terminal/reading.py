@@ -22,7 +22,7 @@ _BETWEEN_S = 0.2
 # Turns, as the first part of a prompt takes seconds, and nothing is known of the pace before its end.
 _TURNING = "|/-\\"
 
-# A log has a line when a prompt of so many tokens begins (some seconds on two cores), and then after so many seconds.
+# A log has a line when a prompt of this many tokens begins (some seconds on two cores), and then at these intervals.
 LONG_TOKENS = 1024
 LOGGED_EACH_S = 5.0
 
