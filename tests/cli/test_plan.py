@@ -108,7 +108,7 @@ def test_explain_shows_every_candidate_and_every_rejection(here: InProcess) -> N
     start = next(number for number, line in enumerate(lines) if line.startswith("considered"))
     considered = [line[12:] for line in lines[start:]]
     said = [line[12:].removeprefix("not ") for line in lines]
-    assert len(set(said)) == len(said), "nothing is said twice"
+    assert len(set(said)) == len(said), "no line comes twice"
     assert len(considered) == len(found["candidates"]) + len(found["rejected"])
     for candidate, line in zip(found["candidates"], considered, strict=False):
         assert line == f"{candidate['what']}: {candidate['reason']}"
