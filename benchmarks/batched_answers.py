@@ -101,7 +101,7 @@ def answer(own: Client, each: Wanted, rounds: list[RoundRecord], *, late: bool) 
             elif isinstance(event, Done):
                 return list(event.token_ids)
             elif isinstance(event, Text):
-                found.extend(event.token_ids)
+                found.extend(each.id for each in event.tokens)
                 if each.leave_after is not None and len(found) >= each.leave_after:
                     return found
     raise AssertionError("an answer ended without Done")

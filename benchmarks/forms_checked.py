@@ -56,7 +56,7 @@ def answer(engine: Engine, seed: int, max_tokens: int, **form: Any) -> tuple[Don
         sampling = Sampling(temperature=1.0, seed=seed)
         events = list(session.generate("hello", max_tokens=max_tokens, sampling=sampling, **form))
     return next(each for each in events if isinstance(each, Done)), [
-        each.message for each in events if isinstance(each, Notice)
+        each.text for each in events if isinstance(each, Notice)
     ]
 
 

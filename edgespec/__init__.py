@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from edgespec import errors as _errors
 
 if TYPE_CHECKING:
-    from edgespec.decoding.logprobs import TokenLogprob as TokenLogprob
     from edgespec.decoding.round_base import DecodeStats as DecodeStats
     from edgespec.decoding.sampling import Sampling as Sampling
     from edgespec.engine.answer import Generation as Generation
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         Reading as Reading,
         Round as Round,
         Text as Text,
+        Token as Token,
     )
     from edgespec.engine.pair.drafter_offer import DrafterOffer as DrafterOffer
     from edgespec.engine.pair.load import Limits as Limits
@@ -77,16 +77,24 @@ _HOMES = {
     "Sampling": "decoding.sampling",
     "Session": "engine.session",
     "Text": "engine.events",
-    "TokenLogprob": "decoding.logprobs",
+    "Token": "engine.events",
     "ToolCall": "text.conversation.pieces",
     "WorkerSettings": "runtimes.process.settings",
 }
+
+# Names that go in the next version, where they are, and what to use in their place.
+_OLD = {"TokenLogprob": ("decoding.logprobs", "Token")}
 
 __all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]
 
 
 def __getattr__(name: str) -> object:
     home = "errors" if name in _errors.__all__ else _HOMES.get(name)
+    if name in _OLD:
+        from edgespec.engine.old_shapes import warn_old
+
+        home, new = _OLD[name]
+        warn_old(f"edgespec.{name}", new)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

@@ -9,37 +9,34 @@ import asyncio
 import sys
 import threading
 
-from edgespec import Done, EdgespecError, Engine, Limits, Loading, Sampling, Text
+from edgespec import EdgespecError, Engine, Limits, Loading, Sampling
 
 
 def stream(engine: Engine) -> None:
     """Hold a conversation of two turns. The second turn reuses the first turn's KV cache."""
     with engine.session(system="You answer in one short sentence.") as session:
         for prompt in ("What is a linked list?", "And a doubly linked one?"):
-            for event in session.generate(prompt, max_tokens=48):
-                if isinstance(event, Text):
-                    print(event.text, end="", flush=True)
-                elif isinstance(event, Done):
-                    stats = event.stats
-                    print(f"\n  [{stats.emitted_tokens} tokens, {stats.cached_tokens} of the prompt were cached]")
+            answer = session.generate(prompt, max_tokens=48)
+            for piece in answer.texts():
+                print(piece, end="", flush=True)
+            stats = answer.result().stats
+            print(f"\n  [{stats.emitted_tokens} tokens, {stats.cached_tokens} of the prompt were cached]")
 
 
 def cancel_from_another_thread(engine: Engine) -> None:
     """Stop an answer from another thread, as a stop button does."""
     with engine.session() as session:
         threading.Timer(0.5, session.cancel).start()
-        for event in session.generate("Write a long story about a fox and a bear.", max_tokens=1500):
-            if isinstance(event, Done):
-                print(f"stopped: {event.finish_reason}, {event.stats.emitted_tokens} tokens were written")
+        done = session.generate("Write a long story about a fox and a bear.", max_tokens=1500).result()
+        print(f"stopped: {done.finish_reason}, {done.stats.emitted_tokens} tokens were written")
 
 
 async def stream_async(engine: Engine) -> None:
     """Stream a sampled answer in an asyncio event loop. The seed makes the text reproducible."""
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
     with engine.session() as session:
-        async for event in session.generate("Name a colour.", max_tokens=16, sampling=sampling):
-            if isinstance(event, Text):
-                print(event.text, end="", flush=True)
+        async for piece in session.generate("Name a colour.", max_tokens=16, sampling=sampling).atexts():
+            print(piece, end="", flush=True)
     print()
 
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import HTMLResponse, StreamingResponse
 
-from edgespec import EdgespecError, Engine, Text
+from edgespec import EdgespecError, Engine
 
 PAGE = """<!doctype html><title>edgespec</title>
 <form><input size=60 autofocus> <button>Ask</button> <button type=button id=end>Stop</button></form>
@@ -57,9 +57,8 @@ async def answer(engine: Engine, prompt: str) -> AsyncIterator[str]:
     try:
         session = await asyncio.to_thread(engine.session)
         generation = await asyncio.to_thread(session.generate, prompt, max_tokens=400)
-        async for event in generation:
-            if isinstance(event, Text):
-                yield event.text
+        async for piece in generation.atexts():
+            yield piece
     except EdgespecError as error:
         yield error.message
     finally:

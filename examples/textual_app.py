@@ -12,7 +12,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.widgets import Footer, Input, Log
 
-from edgespec import EdgespecError, Engine, Session, Text
+from edgespec import EdgespecError, Engine, Session
 
 
 class Chat(App[None]):
@@ -47,9 +47,8 @@ class Chat(App[None]):
         generation = None
         try:
             generation = await asyncio.to_thread(self.session.generate, prompt, max_tokens=400)
-            async for event in generation:
-                if isinstance(event, Text):
-                    log.write(event.text)
+            async for piece in generation.atexts():
+                log.write(piece)
         except EdgespecError as error:
             log.write(error.message)
         finally:

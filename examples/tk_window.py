@@ -10,17 +10,17 @@ import sys
 import threading
 import tkinter as tk
 
-from edgespec import Done, EdgespecError, Engine, Session, Text
+from edgespec import EdgespecError, Engine, Session
 
 EVERY_MS = 30  # how often the window looks for new text
 
 
 class Window:
-    """Reads events on a thread; only Tk's own thread touches the window."""
+    """Reads an answer on a thread; only Tk's own thread touches the window."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.events: queue.Queue[str | None] = queue.Queue()
+        self.pieces: queue.Queue[str | None] = queue.Queue()
         self.root = tk.Tk()
         self.root.title("edgespec")
         self.prompt = tk.Entry(self.root, width=60)
@@ -39,19 +39,18 @@ class Window:
     def read(self, prompt: str) -> None:
         """On the thread: pass the text of an answer to the window, then None."""
         try:
-            for event in self.session.generate(prompt, max_tokens=400):
-                if isinstance(event, Text):
-                    self.events.put(event.text)
-                elif isinstance(event, Done):
-                    self.events.put(f"\n[{event.finish_reason}]\n\n")
+            answer = self.session.generate(prompt, max_tokens=400)
+            for piece in answer.texts():
+                self.pieces.put(piece)
+            self.pieces.put(f"\n[{answer.result().finish_reason}]\n\n")
         except EdgespecError as error:
-            self.events.put(f"{error.message}\n")
-        self.events.put(None)
+            self.pieces.put(f"{error.message}\n")
+        self.pieces.put(None)
 
     def show(self) -> None:
         """On Tk's thread: write what came."""
-        while not self.events.empty():
-            text = self.events.get()
+        while not self.pieces.empty():
+            text = self.pieces.get()
             if text is None:
                 self.button.config(text="Ask", command=self.ask)
             else:

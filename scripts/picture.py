@@ -58,9 +58,10 @@ def pieces_of(events: Sequence[Event]) -> list[Piece]:
         if not isinstance(event, Text):
             continue
         start = 0
-        for length, drafter in zip(event.lengths, event.guessed_by, strict=True):
-            pieces.append(Piece(event.text[start : start + length], drafter is not None))
-            start += length
+        for token in event.tokens:
+            end = start + len(token.text)
+            pieces.append(Piece(event.text[start:end], token.guessed_by is not None))
+            start = end
         pieces.append(Piece(event.text[start:]))
     return [piece for piece in pieces if piece.text]
 

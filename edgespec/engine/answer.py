@@ -21,7 +21,7 @@ from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats, Rounds, Step
 from edgespec.decoding.sampling import Sampling
 from edgespec.drafters.combination import CombinationState
-from edgespec.engine.events import Done, Event, FinishReason, Notice, Reading, Round, Text
+from edgespec.engine.events import Done, Event, FinishReason, Notice, Reading, Round, Text, Token
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.policy import AnswerPolicy
@@ -129,8 +129,7 @@ class AnswerTask:
         self._started = started
         self._grow = grow
         self._first_token_at: float | None = None
-        self._unshown: list[tuple[int, str | None, int]] = []  # token, its drafter, characters of text
-        self._logprobs: list[TokenLogprob] = []  # of the same tokens, if asked for
+        self._unshown = list[Token]()
         self._events: queue.SimpleQueue[_Given | BaseException | None] = queue.SimpleQueue()
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
@@ -200,8 +199,8 @@ class AnswerTask:
             thought = self._parts.thinks
             found, stopped = self._parts.feed(token)
             self.stats.reasoning_tokens += thought or self._parts.thinks
-            self._unshown.append((token, guessed_by, sum(len(piece.text) for piece in found)))
-            self._logprobs += step.logprobs[position : position + 1]
+            scored = step.logprobs[position] if step.logprobs else None
+            self._unshown.append(self._token(token, "".join(piece.text for piece in found), guessed_by, scored))
             pieces += found
             if stopped:
                 # The round's further tokens are not part of the answer: plain decoding would have stopped here.
@@ -215,18 +214,23 @@ class AnswerTask:
             self.finish_reason = step.finish
         return stopped or step.finish is not None
 
+    def _token(self, token: int, text: str, guessed_by: str | None, scored: TokenLogprob | None) -> Token:
+        if scored is None:
+            return Token(text, token, guessed_by)
+        whole = self._parts.text_of
+        top = tuple(Token(whole(each), each, logprob=logprob) for each, logprob in scored.top)
+        return Token(text, token, guessed_by, scored.logprob, top)
+
     def _show(self, pieces: list[Piece]) -> None:
         """Queue what the pieces say; the tokens since the last time are those of the first text."""
-        tokens, guessed_by, lengths = zip(*self._unshown, strict=True) if self._unshown else ((), (), ())
         whole = joined(pieces)
         if not whole or whole[0].call is not None:
             whole.insert(0, Piece(""))
         first, *others = whole
-        own = Text(first.text, tokens, guessed_by, lengths, tuple(self._logprobs), first.reasoning)
+        own = Text(first.text, tuple(self._unshown), first.reasoning)
         told = [piece.call or Text(piece.text, reasoning=piece.reasoning) for piece in others]
         self._put(_Given((own, *told), pieces))
         self._unshown.clear()
-        self._logprobs.clear()
 
     def _put(self, event: _Given | BaseException | None) -> None:
         # A reader that stopped reading must not keep the interpreter from exiting.
@@ -271,7 +275,7 @@ class AnswerTask:
         self.said.add(given.pieces)
         for event in given.events:
             if isinstance(event, Text):
-                self.said_ids.extend(event.token_ids)
+                self.said_ids.extend(each.id for each in event.tokens)
 
     def done(self, off: Reason | None, plain_tokens_per_s: float | None) -> Done:
         """The answer's last event; ``off`` is why a drafter was not used."""
@@ -304,8 +308,9 @@ class AnswerTask:
 class Generation:
     """Events of one answer, ending with Done. Created by ``Session.generate``; decoding starts at the first ``next``.
 
-    Leaving early (``close()``, the end of a ``with`` block, or forgetting the object) cancels the answer. The text
-    read until then stays in the conversation.
+    Iterate over it for the events, or take the answer as a whole (``result``, ``text``) or as pieces of text
+    (``texts``); each of them reads what is left. Leaving early (``close()``, the end of a ``with`` block, or
+    forgetting the object) cancels the answer. The text read until then stays in the conversation.
     """
 
     def __init__(
@@ -327,6 +332,7 @@ class Generation:
         self._process = OwnProcess()
         self._started = False
         self._ended = False  # no further event is given to the reader
+        self._error: BaseException | None = None  # that ended the answer
 
     @property
     def prompt_tokens(self) -> int:
@@ -384,11 +390,59 @@ class Generation:
                 self._task.deliver(given)
                 self._waiting.extend(given.events[1:])
                 return given.events[0]
-            self._ended = True
+            self._ended, self._error = True, given
         done = self._settle()
         if given is not None:
             raise given
         return done
+
+    def result(self) -> Done:
+        """Read the rest of the answer and return its last event; again without waiting if it is read.
+
+        ``finish_reason`` is ``cancelled`` for an answer that was cancelled or closed: the Done has what was read of
+        it. Raises what the iteration raises.
+        """
+        for _ in self:
+            pass
+        return self._outcome()
+
+    async def aresult(self) -> Done:
+        """``result`` for an event loop. No thread waits; cancelling the task cancels the answer."""
+        async for _ in self:
+            pass
+        return self._outcome()
+
+    def _outcome(self) -> Done:
+        if self._error is not None:
+            raise self._error
+        return self._settle()
+
+    @property
+    def text(self) -> str:
+        """The text of the whole answer without thinking and calls, as in ``Done.content``. Reads what is left of it.
+
+        Raises what the iteration raises.
+        """
+        return self.result().content
+
+    async def atext(self) -> str:
+        """``text`` for an event loop."""
+        return (await self.aresult()).content
+
+    def texts(self) -> Iterator[str]:
+        """The text as it comes, in complete characters, without thinking and calls.
+
+        Raises what the iteration raises.
+        """
+        for event in self:
+            if isinstance(event, Text) and event.reasoning is None and event.text:
+                yield event.text
+
+    async def atexts(self) -> AsyncIterator[str]:
+        """``texts`` for an event loop."""
+        async for event in self:
+            if isinstance(event, Text) and event.reasoning is None and event.text:
+                yield event.text
 
     def close(self) -> None:
         """Cancel the rest of the answer and wait until the Session can be used again. Idempotent.

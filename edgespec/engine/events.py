@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
+from edgespec.engine.old_shapes import warn_old
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
 from edgespec.text.conversation.pieces import ToolCall
@@ -16,23 +17,66 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """More of the answer: complete characters only, never taken back. ``token_ids`` arrived with the text.
+class Token:
+    """One token of an answer. ``text`` has the characters that came with it; ``id`` is its number in the vocabulary.
 
-    ``guessed_by`` has an entry for each token: the drafter that guessed it (``model``, ``lookup``), or None for the
-    target's own. ``lengths`` has the number of characters that came with each token. Bytes of the last token may be
-    held back, so text can lag behind its tokens; the rest at the end of the answer comes without tokens. ``logprobs``
-    has an entry for each token; empty unless ``generate`` was asked for them. The text of calls is left out: its
-    tokens have no characters. ``reasoning`` is what the text says of the model's thinking, without the marks and
+    The characters of a call, and those whose bytes are incomplete, are not there: the text is then empty or shorter.
+    ``guessed_by`` is the drafter that guessed the token (``model``, ``lookup``); None for the target's own.
+    ``logprob`` is the natural logarithm of the probability that the target gave it, None unless ``generate`` was
+    asked for ``logprobs``. The probability is from the softmax over the target's raw scores: before bias, penalties,
+    temperature and truncation. In an answer that has a form the softmax is over the tokens that the form allows.
+    ``top`` has as many tokens as ``logprobs`` asked for, the likeliest at this position: each with its whole text,
+    its id and its ``logprob``, the likeliest first, ties by lowest id. Half of a character is U+FFFD in their texts.
+    """
+
+    text: str
+    id: int
+    guessed_by: str | None = None
+    logprob: float | None = None
+    top: tuple[Token, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More of the answer: complete characters only, never taken back. ``tokens`` are those that arrived with it.
+
+    Bytes of the last token may be held back, so text can lag behind its tokens; the rest at the end of the answer
+    comes without tokens. Where thinking ends between the tokens of one round, the tokens are all in the first text.
+    The text of calls is left out. ``reasoning`` is what the text says of the model's thinking, without the marks and
     the blanks around them; None if the text is the answer itself.
     """
 
     text: str
-    token_ids: tuple[int, ...] = ()
-    guessed_by: tuple[str | None, ...] = ()
-    lengths: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[Token, ...] = ()
     reasoning: str | None = None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Goes in the next version: ``id`` of each of ``tokens``."""
+        warn_old("Text.token_ids", "Text.tokens")
+        return tuple(each.id for each in self.tokens)
+
+    @property
+    def guessed_by(self) -> tuple[str | None, ...]:
+        """Goes in the next version: ``guessed_by`` of each of ``tokens``."""
+        warn_old("Text.guessed_by", "Text.tokens")
+        return tuple(each.guessed_by for each in self.tokens)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Goes in the next version: characters in ``text`` of each of ``tokens``."""
+        warn_old("Text.lengths", "Text.tokens")
+        return tuple(len(each.text) for each in self.tokens)
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Goes in the next version: ``logprob`` and ``top`` of each of ``tokens``; empty if not asked for."""
+        warn_old("Text.logprobs", "Text.tokens")
+        return tuple(
+            TokenLogprob(each.id, each.logprob, tuple((own.id, own.logprob or 0.0) for own in each.top))
+            for each in self.tokens
+            if each.logprob is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +102,13 @@ class Reading:
 class Notice:
     """A sentence for the user, for example that old turns were dropped or a drafter was lost."""
 
-    message: str
+    text: str
+
+    @property
+    def message(self) -> str:
+        """Goes in the next version: ``text``."""
+        warn_old("Notice.message", "Notice.text")
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import BIASES, Sampling
 from edgespec.engine.answer import Generation
-from edgespec.engine.events import Done, Event, Reading, Round, Text
+from edgespec.engine.events import Done, Event, Reading, Round, Text, Token
 from edgespec.errors import (
     ClosedError,
     ConstraintError,
@@ -26,7 +25,7 @@ from edgespec.errors import (
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields.openai import MOST_CHOICES
-from edgespec.server.guessed import Guessed, Token
+from edgespec.server.guessed import Guessed, GuessedText
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.keystrokes import KeyTurn, Lines
 from edgespec.server.pool import Kept, text_of
@@ -74,7 +73,7 @@ class Part:
     reasoning: str = ""
     tokens: tuple[ScoredToken, ...] = ()
     calls: tuple[ToolCall, ...] = ()
-    guessed: tuple[Token, ...] = ()
+    guessed: tuple[GuessedText, ...] = ()
     round: tuple[int, int] | None = None
     reading: Reading | None = None
     read_s: float = 0.0
@@ -310,18 +309,20 @@ class TokenScores:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0  # characters so far
 
-    def of(self, logprobs: Sequence[TokenLogprob]) -> tuple[ScoredToken, ...]:
+    def of(self, tokens: Sequence[Token]) -> tuple[ScoredToken, ...]:
         bytes_of = self._tokenizer.token_bytes
         return tuple(
-            self._scored(bytes_of(each.token_id), each.logprob, tuple((bytes_of(own), p) for own, p in each.top))
-            for each in logprobs
-            if each.token_id not in self._ends
+            self._scored(
+                bytes_of(each.id), each.logprob, [(bytes_of(own.id), own.logprob or 0.0) for own in each.top]
+            )
+            for each in tokens
+            if each.logprob is not None and each.id not in self._ends
         )
 
-    def _scored(self, data: bytes, logprob: float, top: tuple[tuple[bytes, float], ...]) -> ScoredToken:
+    def _scored(self, data: bytes, logprob: float, top: Sequence[tuple[bytes, float]]) -> ScoredToken:
         offset = self._length
         self._length += len(self._decoder.decode(data))
-        return ScoredToken(data, offset, logprob, top)
+        return ScoredToken(data, offset, logprob, tuple(top))
 
 
 class _Parts:
@@ -357,7 +358,7 @@ class _Parts:
 
     def _said(self, event: Text) -> Part:
         content = event.text if event.reasoning is None else ""
-        part = Part(content, event.reasoning or "", self._scores.of(event.logprobs))
+        part = Part(content, event.reasoning or "", self._scores.of(event.tokens))
         if self._guessed is None:
             return part
         before, self._round = self._round, None

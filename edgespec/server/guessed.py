@@ -8,7 +8,7 @@ from typing import TypeAlias
 from edgespec.engine.events import Text
 
 # Characters that came with a token, and the drafter that guessed it, None if the token is the target's own.
-Token: TypeAlias = tuple[int, str | None]
+GuessedText: TypeAlias = tuple[int, str | None]
 
 
 class Guessed:
@@ -18,19 +18,19 @@ class Guessed:
     """
 
     def __init__(self) -> None:
-        self._tokens = deque[Token]()  # whose characters were not sent
+        self._tokens = deque[GuessedText]()  # whose characters were not sent
 
-    def of(self, event: Text) -> tuple[Token, ...]:
+    def of(self, event: Text) -> tuple[GuessedText, ...]:
         """The tokens of what is sent of the event. The lengths add up to it."""
-        self._tokens.extend(zip(event.lengths, event.guessed_by, strict=True))
+        self._tokens.extend((len(each.text), each.guessed_by) for each in event.tokens)
         found = self._taken(len(event.text))
         if event.reasoning is None:
             return tuple(found)
         start = event.text.find(event.reasoning)
         return tuple(_within(found, start, start + len(event.reasoning)))
 
-    def _taken(self, length: int) -> list[Token]:
-        found = list[Token]()
+    def _taken(self, length: int) -> list[GuessedText]:
+        found = list[GuessedText]()
         while self._tokens and (length or not self._tokens[0][0]):
             characters, source = self._tokens.popleft()
             if characters > length:
@@ -41,9 +41,9 @@ class Guessed:
         return [*found, (length, None)] if length else found
 
 
-def _within(tokens: list[Token], start: int, end: int) -> list[Token]:
+def _within(tokens: list[GuessedText], start: int, end: int) -> list[GuessedText]:
     """The characters from ``start`` to ``end`` only; tokens without any are left out."""
-    found, at = list[Token](), 0
+    found, at = list[GuessedText](), 0
     for characters, source in tokens:
         inside = min(at + characters, end) - max(at, start)
         at += characters

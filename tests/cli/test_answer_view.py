@@ -12,7 +12,7 @@ from edgespec.cli.terminal.answer_view import AnswerView
 from edgespec.cli.terminal.code_colours import CodeColours
 from edgespec.cli.terminal.markdown import Markdown
 from edgespec.cli.terminal.terminal_text import Segment
-from edgespec.engine.events import Text
+from edgespec.engine.events import Text, Token
 from tests.support.answer_pieces import pieces_of
 
 CODE = re.compile("\x1b\\[[0-9;]*m")
@@ -43,7 +43,11 @@ PIECES = st.lists(
 
 
 def event(text: str, guessed: bool = False) -> Text:
-    return Text(text, (0,), ("model" if guessed else None,), (len(text),))
+    return Text(text, tokens_of((text, "model" if guessed else None)))
+
+
+def tokens_of(*told: tuple[str, str | None]) -> tuple[Token, ...]:
+    return tuple(Token(text, 0, drafter) for text, drafter in told)
 
 
 def shown(
@@ -255,7 +259,7 @@ def test_thinking_is_dimmed_and_nothing_in_it_is_coloured() -> None:
 
 def test_guessed_tokens_stay_shaded_when_their_words_wrap() -> None:
     view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
-    text = Text("one two three four five", (1, 2, 3), (None, "model", None), (4, 9, 10))
+    text = Text("one two three four five", tokens_of(("one ", None), ("two three", "model"), (" four five", None)))
     written = view.feed(text) + view.flush()
     shaded = re.findall("\x1b\\[38;5;252;48;5;238m([^\x1b]*)", written)
     assert "".join(shaded) == "twothree"
@@ -265,6 +269,9 @@ def test_guessed_tokens_stay_shaded_when_their_words_wrap() -> None:
 
 def test_shading_stays_aligned_when_a_line_break_replaces_a_space() -> None:
     view = AnswerView(lambda: 20, colours=True, markdown=False, guesses=True)
-    written = view.feed(Text("x" * 20 + " yes no", (1, 2, 3), (None, "lookup", None), (20, 4, 3))) + view.flush()
+    written = (
+        view.feed(Text("x" * 20 + " yes no", tokens_of(("x" * 20, None), (" yes", "lookup"), (" no", None))))
+        + view.flush()
+    )
     assert CODE.sub("", written) == "x" * 20 + "\nyes no"
     assert re.findall("48;5;238m([^\x1b]*)", written) == ["yes"]

@@ -28,7 +28,7 @@ def test_events_add_up_to_the_text_tokens_and_counters_of_done(
     assert len(readings) + len(texts) + len(rounds) + 1 == len(events)
     assert isinstance(events[len(readings)], Text)  # the prefill's token belongs to no round
     assert shown(events) == done.text
-    assert tuple(token for event in texts for token in event.token_ids) == done.token_ids
+    assert tuple(token.id for event in texts for token in event.tokens) == done.token_ids
     assert done.finish_reason == "length"
     assert done.stats.emitted_tokens == len(done.token_ids) == 80
     assert 1 + sum(record.emitted for record in rounds) == 80

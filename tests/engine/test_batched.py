@@ -56,7 +56,7 @@ def answered(engine: Engine, each: Wanted) -> tuple[int, ...]:
         found: list[int] = []
         for event in events:
             if isinstance(event, Text):
-                found.extend(event.token_ids)
+                found.extend(each.id for each in event.tokens)
             if len(found) >= each.cancel_after:
                 break
         events.close()

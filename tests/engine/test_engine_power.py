@@ -39,7 +39,7 @@ def test_an_answer_on_another_power_source_gets_a_new_plan(engine: Engine, sourc
     source.append("battery")
     with engine.session() as session:
         events = list(session.generate("hello", max_tokens=4))
-        notices = [event.message for event in events if isinstance(event, Notice)]
+        notices = [event.text for event in events if isinstance(event, Notice)]
         assert notices == ["the machine runs on battery now: planned again"]
         assert engine.machine.power_source == "battery"
         assert engine.plan.mode == "plain"

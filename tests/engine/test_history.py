@@ -90,7 +90,7 @@ def test_a_full_context_drops_its_oldest_turns_as_a_whole(tiny: TinyModels) -> N
         notices: list[str] = []
         for turn in range(8):
             events, done = read_all(session.generate(f"question {turn} of many words", max_tokens=30))
-            told = [event.message for event in events if isinstance(event, Notice)]
+            told = [event.text for event in events if isinstance(event, Notice)]
             assert told == [] or isinstance(events[0], Notice)
             notices += told
             assert done.stats.prompt_tokens + len(done.token_ids) <= 256

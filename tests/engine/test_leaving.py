@@ -439,7 +439,7 @@ def test_a_failing_forward_is_raised_to_the_reader_and_the_session_stays_usable(
     def follow() -> None:
         for event in session.generate("hello", max_tokens=30, depth=0):
             if isinstance(event, Text):
-                read.extend(event.token_ids)
+                read.extend(each.id for each in event.tokens)
 
     with pytest.raises(ForwardError, match="went away"):
         follow()

@@ -148,7 +148,7 @@ def test_the_target_moves_to_a_place_that_two_calibrations_find_faster(load: Loa
 
 
 def _notices(session: Any) -> list[str]:
-    return [event.message for event in read_all(session.generate("a", max_tokens=2))[0] if isinstance(event, Notice)]
+    return [event.text for event in read_all(session.generate("a", max_tokens=2))[0] if isinstance(event, Notice)]
 
 
 def test_the_first_answer_in_a_new_place_has_a_notice(load: Load) -> None:

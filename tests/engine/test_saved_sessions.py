@@ -135,7 +135,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
 
 
 def notices(events: list[Any]) -> list[str]:
-    return [event.message for event in events if isinstance(event, Notice)]
+    return [event.text for event in events if isinstance(event, Notice)]
 
 
 # ---------------------------------------------------------------------------------------------- continued

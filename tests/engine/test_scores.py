@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Text
+from edgespec.engine.events import Text, Token
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.files.gguf.header import read_header
@@ -17,17 +17,15 @@ from tests.engine.answers import SAMPLED
 from tests.support.tiny_models import TinyModels, read_all, require_speculation
 
 
-def found(session: Session, sampling: Sampling, depth: int | None, *, top: int | None) -> list[TokenLogprob]:
+def found(session: Session, sampling: Sampling, depth: int | None, *, top: int | None) -> list[Token]:
     events, done = read_all(
         session.generate("hello world", max_tokens=40, sampling=sampling, depth=depth, logprobs=top)
     )
     texts = [event for event in events if isinstance(event, Text)]
-    if top is not None:
-        for text in texts:
-            assert tuple(each.token_id for each in text.logprobs) == text.token_ids
+    assert all((each.logprob is None) == (top is None) for text in texts for each in text.tokens)
     assert (done.stats.proposed > 0) == (depth != 0)
     session.clear()
-    return [each for text in texts for each in text.logprobs]
+    return [replace(each, guessed_by=None) for text in texts for each in text.tokens]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=str)
@@ -39,11 +37,12 @@ def test_drafting_gives_the_log_probabilities_of_plain_decoding(
     assert len(plain) == 40
     assert found(session, sampling, 3, top=2) == plain
     for each in plain:
-        best, second = (value for _, value in each.top)
+        best, second = (other.logprob for other in each.top)
+        assert best is not None and second is not None and each.logprob is not None  # noqa: PT018
         assert best >= second
         assert best >= each.logprob > -math.inf
     if sampling.greedy:
-        assert all(each.top[0] == (each.token_id, each.logprob) for each in plain)
+        assert all((each.top[0].id, each.top[0].logprob) == (each.id, each.logprob) for each in plain)
 
 
 def test_pipelined_decoding_gives_the_log_probabilities_of_plain_decoding(tiny: TinyModels) -> None:
@@ -55,7 +54,7 @@ def test_pipelined_decoding_gives_the_log_probabilities_of_plain_decoding(tiny: 
 
 
 def test_without_asking_there_are_no_log_probabilities(session: Session) -> None:
-    assert found(session, Sampling(), 3, top=None) == []
+    assert all(each.top == () for each in found(session, Sampling(), 3, top=None))
 
 
 @pytest.mark.parametrize(
@@ -76,10 +75,10 @@ def test_a_wrong_number_of_log_probabilities_is_refused(session: Session, logpro
 def test_a_bias_changes_the_text_and_not_the_log_probabilities(engine: Engine, session: Session) -> None:
     require_speculation(engine, 3)
     free = found(session, Sampling(), 0, top=1)
-    least = free[0].token_id
+    least = free[0].id
     biased = Sampling(logit_bias={least: -100})
     plain = found(session, biased, 0, top=1)
-    assert least not in {each.token_id for each in plain}
+    assert least not in {each.id for each in plain}
     assert plain[0].top == free[0].top, "the target's own probabilities, before bias"
     assert found(session, biased, 3, top=1) == plain
 

@@ -298,7 +298,7 @@ def test_a_damaged_history_gives_one_notice_and_the_same_answer(tiny: TinyModels
     with load(tiny, home, history=True) as engine, engine.session() as session:
         for number in range(2):
             events = list(session.generate(PROMPT, max_tokens=48))
-            said = [event for event in events if isinstance(event, Notice) and "is damaged" in event.message]
+            said = [event for event in events if isinstance(event, Notice) and "is damaged" in event.text]
             assert len(said) == (number == 0)
             session.clear()
             done = events[-1]
@@ -340,7 +340,7 @@ def test_learned_text_is_guessed_and_changes_no_answer(tiny: TinyModels, home: H
     learned_path(home, vocabulary).write_bytes(b"nonsense")
     with load(tiny, home, learned=True) as engine, engine.session() as session:
         events = list(session.generate(PROMPT, max_tokens=4))
-        assert any(isinstance(event, Notice) and "`edgespec memory learn`" in event.message for event in events)
+        assert any(isinstance(event, Notice) and "`edgespec memory learn`" in event.text for event in events)
 
 
 def test_files_and_folders_are_learned_and_learning_again_replaces(

@@ -66,5 +66,5 @@ def test_characters_that_span_tokens_are_shown_complete(engine: Engine, session:
         pieces = b"".join(engine.tokenizer.token_bytes(token) for token in done.token_ids)
         assert done.text == pieces.decode("utf-8", "replace")
         assert shown(events) == done.text
-        split += sum(isinstance(event, Text) and len(event.token_ids) > 1 for event in events)
+        split += sum(isinstance(event, Text) and len(event.tokens) > 1 for event in events)
     assert split > 20

@@ -61,8 +61,8 @@ def test_events_and_done_tell_thinking_from_the_answer(tiny: TinyModels, tmp_pat
             assert "".join(event.text for event in texts) == done.text
             assert "".join(event.reasoning for event in texts if event.reasoning is not None) == done.reasoning
             assert "".join(event.text for event in texts if event.reasoning is None) == done.content
-            assert [token for event in texts for token in event.token_ids] == list(done.token_ids)
-            assert sum(sum(event.lengths) for event in texts) == len(done.text)
+            assert [token.id for event in texts for token in event.tokens] == list(done.token_ids)
+            assert "".join(token.text for event in texts for token in event.tokens) == done.text
             assert done.stats.reasoning_tokens == done.stats.as_json()["reasoning_tokens"] == 4
         assert session.messages[-1]["content"] == done.text
         assert engine.ask("hello") == "Yes."
@@ -127,15 +127,14 @@ def test_thinking_between_marks_that_messages_cannot_hold_is_reasoning_content_i
         assert (plain.reasoning, plain.content) == (None, plain.text)
 
 
-def test_lengths_of_text_events_give_the_characters_of_each_token(tiny: TinyModels) -> None:
+def test_tokens_of_text_events_have_the_characters_that_came_with_them(tiny: TinyModels) -> None:
     with tiny.load_speculating() as engine, engine.session() as session:
         events, done = read_all(session.generate("hello world", max_tokens=40, depth=4))
     texts = [event for event in events if isinstance(event, Text)]
-    assert sum(len(event.lengths) for event in texts) == len(done.token_ids)
-    assert all(len(event.lengths) == len(event.token_ids) for event in texts)
-    assert all(sum(event.lengths) == len(event.text) for event in texts[:-1])
-    assert sum(texts[-1].lengths) <= len(texts[-1].text)
-    assert Text("a").lengths == ()
+    assert tuple(token.id for event in texts for token in event.tokens) == done.token_ids
+    assert all("".join(token.text for token in event.tokens) == event.text for event in texts[:-1])
+    assert texts[-1].text.startswith("".join(token.text for token in texts[-1].tokens))
+    assert Text("a").tokens == ()
 
 
 # ---------------------------------------------------------------------------------- earlier messages

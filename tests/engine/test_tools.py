@@ -100,10 +100,9 @@ def test_calls_are_events_and_their_text_is_not_in_the_texts(session: Session, s
     assert isinstance(done, Done)
     texts = [event for event in events if isinstance(event, Text)]
     assert "".join(text.text for text in texts) == "Let me see."
-    assert tuple(token for text in texts for token in text.token_ids) == done.token_ids
-    assert [each.token_id for text in texts for each in text.logprobs] == list(done.token_ids)
-    assert [sum(text.lengths) for text in texts] == [len(text.text) for text in texts]
-    assert all(len(text.lengths) == len(text.token_ids) for text in texts)
+    assert tuple(token.id for text in texts for token in text.tokens) == done.token_ids
+    assert all(token.logprob is not None for text in texts for token in text.tokens)
+    assert ["".join(token.text for token in text.tokens) for text in texts] == [text.text for text in texts]
     (own,) = (event for event in events if isinstance(event, ToolCall))
     assert (own.index, own.name, own.arguments, len(own.id)) == (0, "weather", '{"city": "x"}', 9)
     assert done.tool_calls == (own,)

@@ -106,19 +106,19 @@ def test_the_tk_windows_thread_passes_text_errors_and_the_end(engine: Engine) ->
     """Without a display: the part of the window that reads an answer."""
     module = load("tk_window")
     window = module.Window.__new__(module.Window)
-    window.events = module.queue.Queue()
+    window.pieces = module.queue.Queue()
     with engine.session() as session:
         window.session = session
         thread = threading.Thread(target=window.read, args=("hello",))
         thread.start()
-        wait_until(lambda: not window.events.empty())
+        wait_until(lambda: not window.pieces.empty())
         session.cancel()
         thread.join(WAIT_S)
-        said = [window.events.get() for _ in range(window.events.qsize())]
+        said = [window.pieces.get() for _ in range(window.events.qsize())]
         assert said[-2:] == ["\n[cancelled]\n\n", None]
         assert "".join(said[:-2])
         window.read("")
-        assert [window.events.get(), window.events.get()] == ["the prompt is empty\n", None]
+        assert [window.pieces.get(), window.events.get()] == ["the prompt is empty\n", None]
 
 
 def test_the_textual_screen_answers_and_escape_stops(engine: Engine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Round, Text
+from edgespec.engine.events import Round, Text, Token
 from edgespec.server.guessed import Guessed
 from tests.server.test_http import events, failed
 from tests.support.http_server import Running
@@ -21,8 +21,7 @@ def own(chunks: list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def text(said: str, *tokens: tuple[int, str | None], reasoning: str | None = None) -> Text:
-    lengths, sources = (tuple(each[at] for each in tokens) for at in (0, 1))
-    return Text(said, tuple(range(len(tokens))), sources, lengths, reasoning=reasoning)  # type: ignore[arg-type]
+    return Text(said, tuple(Token("x" * length, 0, source) for length, source in tokens), reasoning)
 
 
 # ------------------------------------------------------------------------------------------------- aligning
@@ -66,7 +65,7 @@ def test_the_tokens_of_calls_have_no_characters() -> None:
 def test_a_stream_says_who_guessed_each_token(server: Running, engine: Engine) -> None:
     with engine.session() as session:
         expected = list(session.generate("hello", max_tokens=48))
-    sources = [source for event in expected if isinstance(event, Text) for source in event.guessed_by]
+    sources = [each.guessed_by for event in expected if isinstance(event, Text) for each in event.tokens]
     rounds = [event.record for event in expected if isinstance(event, Round)]
     chunks = events(server.chat("hello", max_tokens=48, **ASKED))
     for chunk in chunks:

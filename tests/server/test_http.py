@@ -208,14 +208,14 @@ def test_log_probabilities_are_those_of_the_engine(server: Running, engine: Engi
             token
             for event in session.generate("hello", max_tokens=12, logprobs=2)
             if isinstance(event, Text)
-            for token in event.logprobs
+            for token in event.tokens
         ]
     body = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
     reply = server.chat("hello", **body).json()["choices"][0]
     content = reply["logprobs"]["content"]
     assert [each["logprob"] for each in content] == [each.logprob for each in expected]
     assert [[other["logprob"] for other in each["top_logprobs"]] for each in content] == [
-        [logprob for _, logprob in each.top] for each in expected
+        [other.logprob for other in each.top] for each in expected
     ]
     assert b"".join(bytes(each["bytes"]) for each in content).decode() == reply["message"]["content"]
     streamed = events(server.chat("hello", stream=True, **body))

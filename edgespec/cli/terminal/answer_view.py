@@ -35,8 +35,8 @@ class AnswerView:
     def feed(self, event: Text) -> str:
         """The output for now. A word is held back until it is complete."""
         if self._guesses:
-            for characters, guessed_by in zip(event.lengths, event.guessed_by, strict=True):
-                self._out.mark(characters, guessed=guessed_by is not None)
+            for token in event.tokens:
+                self._out.mark(len(token.text), guessed=token.guessed_by is not None)
         self._thinks = event.reasoning is not None
         return self._out.write(self._segments(self._harmless.feed(event.text)))
 

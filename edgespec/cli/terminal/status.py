@@ -49,7 +49,7 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
                 if isinstance(event, Text) and not as_json:
                     _write(event.text if view is None else view.feed(event))
                 elif isinstance(event, Notice):
-                    note(event.message, dim=True)
+                    note(event.text, dim=True)
                 elif isinstance(event, Done):
                     done = event
     finally:  # also if the answer failed

@@ -80,6 +80,10 @@ class AnswerText:
         self._early = ends.min_tokens  # tokens to come that no stop string ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    def text_of(self, token: int) -> str:
+        """The whole text of a token alone. Half of a character is U+FFFD."""
+        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+
     def feed(self, token: int) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete)."""
         if token in self._ends.ids and (control := self._tokenizer.control_token(token)) is not None:
@@ -136,6 +140,10 @@ class AnswerParts:
     def stop_text(self) -> str | None:
         """The stop text at which the answer ends; None if it ends at none."""
         return self._text.stop_text
+
+    def text_of(self, token: int) -> str:
+        """The whole text of a token alone. Half of a character is U+FFFD."""
+        return self._text.text_of(token)
 
     @property
     def thinks(self) -> bool:
