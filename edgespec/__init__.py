@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Round as Round,
         Text as Text,
         Token as Token,
+        ToolResult as ToolResult,
     )
     from edgespec.engine.pair.drafter_offer import DrafterOffer as DrafterOffer
     from edgespec.engine.pair.load import Limits as Limits
@@ -79,6 +80,7 @@ _HOMES = {
     "Text": "engine.events",
     "Token": "engine.events",
     "ToolCall": "text.conversation.pieces",
+    "ToolResult": "engine.events",
     "WorkerSettings": "runtimes.process.settings",
 }
 

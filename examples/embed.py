@@ -9,7 +9,7 @@ import asyncio
 import sys
 import threading
 
-from edgespec import EdgespecError, Engine, Limits, Loading, Sampling
+from edgespec import EdgespecError, Engine, Limits, Loading
 
 
 def stream(engine: Engine) -> None:
@@ -33,9 +33,8 @@ def cancel_from_another_thread(engine: Engine) -> None:
 
 async def stream_async(engine: Engine) -> None:
     """Stream a sampled answer in an asyncio event loop. The seed makes the text reproducible."""
-    sampling = Sampling(temperature=0.7, top_p=0.9, seed=1)
     with engine.session() as session:
-        async for piece in session.generate("Name a colour.", max_tokens=16, sampling=sampling).atexts():
+        async for piece in session.generate("Name a colour.", max_tokens=16, temperature=0.7, seed=1).atexts():
             print(piece, end="", flush=True)
     print()
 

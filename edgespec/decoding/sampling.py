@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast, get_args
 
 import numpy as np
 
@@ -112,6 +112,21 @@ class Sampling:
     @property
     def penalises(self) -> bool:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+class SamplingFields(TypedDict, total=False):
+    """Fields of Sampling by name, for calls that take them as arguments."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    rule: Rule
+    logit_bias: Mapping[int, float]
 
 
 # The ranges of the fields that are numbers, by name.

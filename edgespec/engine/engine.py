@@ -7,13 +7,11 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from edgespec.calibration.timing import QUICK, Scope
-from edgespec.decoding.sampling import Sampling
-from edgespec.engine.events import Done
+from edgespec.decoding.sampling import Sampling, SamplingFields
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.engine.pair.load import (
@@ -39,6 +37,7 @@ from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.planning.choice.options import Ranking, Rejected
 from edgespec.planning.choice.plan import Plan
+from edgespec.profiles.layers import LoadOptions
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
@@ -48,6 +47,7 @@ from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.messages import check_conversation, check_messages, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
 from edgespec.text.conversation.variables import check_variables
+from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -80,20 +80,19 @@ class Engine:
         store_home: Home | Path | str | None = None,
         calibrate: bool = False,
         worker: WorkerSettings | None = None,
-        **overrides: Any,
+        **options: Unpack[LoadOptions],
     ) -> Engine:
         """Load a target and plan for it.
 
-        ``overrides`` are profile values by name (``draft``, ``context``, ``depth``, ``threads``, ``exactness``, ...).
-        Without ``download`` the network is not used. If no drafter is named, the models on this machine are searched
-        for one with the target's vocabulary; ``drafter_offer`` says which drafter could be fetched. ``calibrate``
-        makes the missing measurements, once for a pair and machine, in under a minute for a 1.5B model. Without
-        measurements the plan uses the times of similar machines (plain decoding in runtimes other than our kernels),
-        and ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
+        ``options`` are values of the profile by name (``draft``, ``context``, ``depth``, ``threads``, ...). Without
+        ``download`` the network is not used. If no drafter is named, the models on this machine are searched for one
+        with the target's vocabulary; ``drafter_offer`` says which drafter could be fetched. ``calibrate`` makes the
+        missing measurements, once for a pair and machine, in under a minute for a 1.5B model. Without measurements
+        the plan uses the times of similar machines (plain decoding in runtimes other than our kernels), and
+        ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
         which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
         how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
-        measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the
-        calling thread.
+        measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
         process with SIGBUS; renaming another file over it is safe.
@@ -105,7 +104,7 @@ class Engine:
         own_home = home() if store_home is None else as_home(store_home)
         own_home.read_format()
         tell = progress or (lambda _event: None)
-        chosen = resolve_profile(profile, {"target": target, **overrides}, own_home)
+        chosen = resolve_profile(profile, {"target": target, **options}, own_home)
         locator = Locator(store=Store(own_home), download=download, job=Job.of(progress, cancelled))
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
@@ -213,6 +212,10 @@ class Engine:
         conversation = Conversation(pair.prompts, system, messages, think=think)
         return pair.admit(lambda room: Session(pair, conversation, room, speculation=speculation, owner=owner))
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text alone, without a template. Raises ClosedError."""
+        return len(self.pair.tokenizer.encode(mended(text)))
+
     def prompt_tokens(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -267,31 +270,25 @@ class Engine:
         system: str | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
-        **sampling: Any,
+        sampling: Sampling | None = None,
+        **fields: Unpack[SamplingFields],
     ) -> str:
         """The text of one answer, without its thinking; each call is a separate conversation.
 
-        ``sampling`` are fields of Sampling (``temperature=0.7``); greedy without them. The cache keeps what two calls
-        share, so a common system message is read once. One call at a time: others wait. Raises what
-        ``Session.generate`` raises.
+        The arguments are those of ``Session.generate``: ``sampling``, or fields of Sampling by name
+        (``temperature=0.7``); greedy without them. The cache keeps what two calls share, so a common system message
+        is read once. One call at a time: others wait. Raises what ``Session.generate`` raises.
         """
         check_system(system)
-        unknown = sorted(set(sampling) - {each.name for each in fields(Sampling)})
-        if unknown:
-            raise InvalidRequestError(
-                f"there is no argument {unknown[0]!r}",
-                hint="for example ask(prompt, temperature=0.7, max_tokens=100)",
-            )
-        drawn = Sampling(**{"rule": self.profile.rule, **sampling})
         with self._asking:
             if self._asked is None or self._asked.closed:
                 self._asked = self.session()
             self._asked.clear()
             self._asked.system = system
-            answer = self._asked.generate(prompt, max_tokens=max_tokens, sampling=drawn, stop=stop)
-            with answer:
-                *_, done = answer
-            assert isinstance(done, Done)
+            with self._asked.generate(
+                prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, **fields
+            ) as answer:
+                done = answer.result()
             if done.finish_reason == "cancelled":
                 raise ClosedError("this engine was closed before the answer was complete")
             return done.content

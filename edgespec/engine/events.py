@@ -111,6 +111,18 @@ class Notice:
         return self.text
 
 
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What the model reads of a call that ``Session.run_tools`` made. ``text`` is the function's result, or an error.
+
+    ``failed``: the arguments did not fit the function's schema, or the function raised.
+    """
+
+    call: ToolCall
+    text: str
+    failed: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     """The answer is complete: its whole text, ids (end-of-sequence included), counters, plan and sampling.

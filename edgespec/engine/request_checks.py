@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
-from edgespec.decoding.sampling import BIASES, MOST_BIASED, Sampling
+from edgespec.decoding.sampling import BIASES, MOST_BIASED, Sampling, SamplingFields
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
 from edgespec.text.conversation.ends import Ends
@@ -21,7 +24,6 @@ def check_request(
     prompt: str | Sequence[int] | None,
     *,
     max_tokens: int | None = None,
-    sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     depth: int | None = None,
     raw: bool = False,
@@ -45,16 +47,31 @@ def check_request(
     _check_number("max_tokens", max_tokens, 1)
     _check_number("depth", depth, 0)
     _check_number("logprobs", logprobs, 0, MOST_TOP)
+    if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
+        raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
+    StopStrings(stop)
+    return mended(prompt) if isinstance(prompt, str) else list(map(int, prompt or ()))
+
+
+def check_sampling(sampling: Sampling | None, fields: Mapping[str, Any], usual: Sampling) -> Sampling:
+    """``sampling``, or the ``usual`` one without it, with the ``fields`` that the caller named changed.
+
+    Raises InvalidRequestError for a value out of range, and for a name that no argument has.
+    """
     if sampling is not None and not isinstance(sampling, Sampling):
         raise InvalidRequestError(
             f"sampling must be a Sampling, not {described(sampling)}",
             hint="for example Sampling(temperature=0.7)",
             param="sampling",
         )
-    if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
-        raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
-    StopStrings(stop)
-    return mended(prompt) if isinstance(prompt, str) else list(map(int, prompt or ()))
+    known = SamplingFields.__annotations__
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"of sampling there are {', '.join(known)}"
+            raise InvalidRequestError(f"there is no argument {name!r}", hint=hint, param=name)
+    own = usual if sampling is None else sampling
+    return replace(own, **fields) if fields else own
 
 
 def check_hole(prompt: object, suffix: object, files: object) -> Hole | None:
@@ -93,6 +110,11 @@ def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens
         )
 
 
+def check_rounds(rounds: int) -> None:
+    """Raise InvalidRequestError for a number of rounds that is none."""
+    _check_number("rounds", rounds, 1)
+
+
 def _check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
     if value is None:
         return
@@ -115,13 +137,13 @@ def _is_token(value: object) -> bool:
 
 def check_tokens(
     prompt: str | Sequence[int],
-    sampling: Sampling | None,
+    sampling: Sampling,
     stop_token_ids: Sequence[int],
     ends: Ends,
     vocabulary_size: int,
 ) -> None:
     """Raise InvalidRequestError for a token that the model does not have, and if no token may begin the answer."""
-    bias = {} if sampling is None else dict(sampling.logit_bias)
+    bias = dict(sampling.logit_bias)
     asked = () if isinstance(prompt, str) else prompt
     for name, tokens in (("logit_bias", bias), ("stop_token_ids", stop_token_ids), ("prompt", asked)):
         highest = max(tokens, default=0)

@@ -10,17 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from edgespec.decoding.constraint import Bound
-from edgespec.decoding.pipelined.budget import Budget
-from edgespec.decoding.pipelined.loop import PipelinedLoop
-from edgespec.decoding.round_base import LoopLimits, Rounds
-from edgespec.decoding.sampling import Chooser, Sampling, seeded
-from edgespec.decoding.serial import DecodeLoop
+from edgespec.decoding.round_base import LoopLimits
+from edgespec.decoding.sampling import Chooser, Sampling, SamplingFields, seeded
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.events import Done
+from edgespec.engine.functions import MOST_ROUNDS, Function, OnEvent, ToolRounds, tools_of
+from edgespec.engine.loops import bound_of, decode_loop
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
 from edgespec.engine.request_checks import (
     busy,
@@ -28,6 +26,8 @@ from edgespec.engine.request_checks import (
     check_hole,
     check_path,
     check_request,
+    check_rounds,
+    check_sampling,
     check_tokens,
 )
 from edgespec.engine.saved_session import write_session
@@ -44,7 +44,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.thread import OwnProcess, WorkerThread
 from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
-from edgespec.text.conversation.messages import begun, check_conversation, check_system
+from edgespec.text.conversation.messages import check_conversation, check_system
 from edgespec.text.conversation.tools import check_tools, choose_tools
 from edgespec.text.conversation.variables import check_variables
 from edgespec.text.grammar.compiled import CompiledForm
@@ -102,6 +102,16 @@ class Session:
     def messages(self) -> tuple[dict[str, Any], ...]:
         """The conversation so far, beginning with the system message if there is one."""
         return self._conversation.messages
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the conversation so far, in the model's template; 0 without a message. Raises TemplateError."""
+        return self._conversation.token_count
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self._target.context_length
 
     @property
     def closed(self) -> bool:
@@ -256,6 +266,7 @@ class Session:
         tool_choice: str | Mapping[str, Any] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         budget: RequestBudget | None = None,
+        **fields: Unpack[SamplingFields],
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
         With ``raw`` it may also be its tokens.
@@ -285,8 +296,9 @@ class Session:
         with keywords that cannot be kept is refused; with ``strict`` False they are left out, and a notice says so.
 
         ``depth`` None follows the plan; a number is the depth of chains, capped by the plan's numeric class; 0 is
-        plain decoding. ``sampling`` None is greedy. With ``logprobs`` Text events have each token's log-probability
-        and those of this many of the likeliest tokens, at most 20 (TokenLogprob).
+        plain decoding. ``sampling`` None is greedy; ``fields`` are fields of Sampling by name (``temperature=0.7``),
+        and replace those of ``sampling``. With ``logprobs`` the tokens of Text events have their log-probability and
+        this many of the likeliest tokens, at most 20.
 
         ``tools`` are functions as in OpenAI's API, which the template shows to the model. Calls in the answer are
         ToolCall events, and their text is in no Text event. ``tool_choice`` is ``auto``, the default, ``none``,
@@ -313,9 +325,8 @@ class Session:
         usable, must = choose_tools(check_tools(tools, raw=raw), tool_choice)
         variables = check_variables(template_variables, raw=raw)
         free = raw or messages is not None  # the prompt may be empty: in a list of messages the template adds text
-        prompt = check_request(
-            prompt, max_tokens=max_tokens, sampling=sampling, stop=stop, depth=depth, raw=free, logprobs=logprobs
-        )
+        prompt = check_request(prompt, max_tokens=max_tokens, stop=stop, depth=depth, raw=free, logprobs=logprobs)
+        sampling = check_sampling(sampling, fields, Sampling(rule=self._pair.profile.rule))
         check_ends(stop_token_ids, min_tokens, max_tokens)
         self._settle_forgotten()
         ends = ends_of(
@@ -342,13 +353,54 @@ class Session:
         start, cancel = partial(self._start, task, budget), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
 
+    def run_tools(
+        self,
+        functions: Sequence[Function],
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, Any]] | None = None,
+        rounds: int = MOST_ROUNDS,
+        on_event: OnEvent | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        schema: Mapping[str, Any] | str | bool | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        sampling: Sampling | None = None,
+        **fields: Unpack[SamplingFields],
+    ) -> Done:
+        """Let the model call functions and show it the results, until it answers. Returns the last Done.
+
+        A function's name, docstring and annotated parameters are what the model is shown. Arguments that do not fit
+        are not passed on; the model reads what is wrong with them, and the message of an exception. Functions run on
+        the calling thread; results that are no text are written as JSON. After ``rounds`` answers with calls, or the
+        same calls with the same results, the next answer has no tools. ``tool_choice`` is that of the first answer.
+        The other arguments are those of ``generate``, for each answer. ``on_event`` gets the events of all answers
+        and a ToolResult for each call. ``cancel`` ends the answer in progress, or what follows the running function.
+        Raises what ``generate`` and its events raise, and InvalidRequestError for a function that no model can call.
+        """
+        check_rounds(rounds)
+
+        def begin() -> RequestBudget:
+            with self._lock:
+                self._unbegun.add(budget := RequestBudget())
+            return budget
+
+        return ToolRounds(
+            generate=self.generate,
+            messages=lambda: self.messages,
+            begin=begin,
+            tools=tools_of(functions),
+            on_event=on_event or (lambda _event: None),
+            settings={"max_tokens": max_tokens, "stop": stop, "schema": schema, "sampling": sampling, **fields},
+        ).run(prompt, messages, tool_choice, rounds)
+
     # -------------------------------------------------------------------------------- start of an answer
 
     def _make_answer(
         self,
         turn: Turn,
         max_tokens: int | None,
-        sampling: Sampling | None,
+        asked: Sampling,
         ends: Ends,
         form: CompiledForm | None,
         depth: int | None,
@@ -356,7 +408,7 @@ class Session:
         started: float,
     ) -> AnswerTask:
         pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
-        sampling = seeded(asked := sampling or Sampling(rule=pair.profile.rule))
+        sampling = seeded(asked)
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # A pipelined chain has one more token: a window's forward also scores the next window's first token.
@@ -380,13 +432,23 @@ class Session:
         return AnswerTask(
             turn=turn,
             ends=ends,
-            bound=self._bound(turn, form),
+            bound=bound_of(pair, self._conversation, turn, form, self._owner),
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
             plan=plain_version(pair.plan) if plain else pair.plan,
             drafts=drafts,
-            loop=self._loop(drafts, own, history, limits, budget, trees=speculating.trees),
+            loop=decode_loop(
+                self._target,
+                drafts,
+                own,
+                self._chooser,
+                history,
+                limits,
+                budget,
+                trees=speculating.trees and self._can_branch,
+                draft_thread=self._own_draft_thread,
+            ),
             history=history,
             parts=self._conversation.parts(turn, ends),
             notices=[
@@ -399,40 +461,10 @@ class Session:
             grow=partial(pair.grow, self._room),
         )
 
-    def _bound(self, turn: Turn, form: CompiledForm | None) -> Bound | None:
-        """The cursors of an answer that has a form, which begins behind its thinking, or that may call tools."""
-        thinking, prompt_tokens = self._conversation.thinking(turn), len(turn.tokens)
-        if form is None:
-            calls = None if turn.tools is None else self._pair.begun_calls(turn.tools, thinking, self._owner)
-            return None if calls is None else Bound(calls, prompt_tokens)
-        continued = begun(turn.after) is not None and thinking is not None and not thinking[1]
-        return Bound(self._pair.bound(form, None if continued else thinking), prompt_tokens)
-
-    def _loop(
-        self,
-        drafts: CombinationState,
-        depth: AnswerPolicy,
-        history: list[int],
-        limits: LoopLimits,
-        budget: Budget | None,
-        *,
-        trees: bool,
-    ) -> Rounds:
-        if budget is None:
-            trees = trees and self._can_branch
-            return DecodeLoop(self._target, drafts, depth, self._chooser, history, limits, trees=trees)
+    def _own_draft_thread(self) -> WorkerThread:
         if self._draft_thread is None:
             self._draft_thread = WorkerThread("edgespec-draft", lambda: None)  # no caller waits on this thread
-        return PipelinedLoop(
-            self._target,
-            drafts,
-            depth,
-            self._chooser,
-            history,
-            limits,
-            submit=self._draft_thread.submit,
-            budget=budget,
-        )
+        return self._draft_thread
 
     def _start(self, answer: AnswerTask, budget: RequestBudget) -> None:
         """Submit the answer to the target's worker thread. Raises ClosedError, InvalidRequestError.

@@ -314,9 +314,9 @@ Sha256: TypeAlias = Annotated[str, Check(re.compile("[0-9a-f]{64}").fullmatch, "
 def read(record: type[T], value: object, *, ignore_unknown: bool = False) -> T:
     """``value``, from JSON or TOML, as a ``record``: a dataclass, or a type that a field of one may have.
 
-    Fields are int, float, bool, str, Path, Literal, Any, another record, tuple, frozenset, dict, Mapping, and unions
-    of these; an annotation adds Range, Length, Check, From and Key. Numbers are finite, True is not a number, strings
-    can be written. A field with a default may be left out. ``__post_init__`` may raise ValueError.
+    Fields are int, float, bool, str, Path, Literal, Any, another record, tuple, list, frozenset, dict, Mapping, and
+    unions of these; an annotation adds Range, Length, Check, From and Key. Numbers are finite, True is not a number,
+    strings can be written. A field with a default may be left out. ``__post_init__`` may raise ValueError.
     Raises WrongValueError, also for an unknown name unless ``ignore_unknown``.
     """
     kind: Kind[T] = kind_of(record, ignore_unknown=ignore_unknown)
@@ -413,12 +413,15 @@ def _base(hint: Any, loose: bool) -> Kind[Any]:
         return _matching(wanted, lambda value: any(value == own and type(value) is type(own) for own in arguments))
     if origin in (Union, UnionType):
         return _union([_kind(each, loose) for each in arguments if each is not NoneType], NoneType in arguments)
-    if origin is tuple and arguments[-1] is not ...:
+    if origin is tuple and arguments[1:] != (...,):
         return _row([_kind(each, loose) for each in arguments])
+    if origin in (list, abc.Sequence):
+        return _list(list, _kind(arguments[0] if arguments else Any, loose))
     if origin in (tuple, frozenset):
         return _list(origin, _kind(arguments[0], loose))
     if origin in (dict, abc.Mapping):
-        return _mapping(_kind(arguments[0], loose), _kind(arguments[1], loose))
+        key, entry = arguments or (str, Any)
+        return _mapping(_kind(key, loose), _kind(entry, loose))
     raise TypeError(f"no value is read from a file as {hint}")
 
 

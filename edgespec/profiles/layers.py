@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, TypedDict, get_args
 
 from edgespec.errors import ProfileError
 from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
@@ -90,6 +90,33 @@ class Values:
     history: Auto | bool
     prefixes: Auto | bool
     native_sidecar: bool
+
+
+class LoadOptions(TypedDict, total=False):
+    """The keys of a profile that ``Engine.load`` takes by name, for type checkers. None: not given."""
+
+    draft: str | None
+    context: Auto | int | None
+    depth: Auto | int | None
+    depth_policy: _PolicyName | None
+    mode: Literal["auto", "serial", "pipelined"] | None
+    rule: Literal["keyed", "rejection"] | None
+    exactness: Literal["stable", "near"] | None
+    threads: Auto | int | None
+    device: str | None
+    draft_device: str | None
+    runtime: str | None
+    draft_runtime: str | None
+    draft_isolation: Literal["auto", "process", "thread"] | None
+    draft_head: Literal["auto", "whole"] | None
+    draft_weights: Literal["auto", "file"] | None
+    gpu_layers: Auto | int | None
+    max_memory_fraction: float | None
+    lookup: bool | None
+    learned: Auto | bool | None
+    history: Auto | bool | None
+    prefixes: Auto | bool | None
+    native_sidecar: bool | None
 
 
 _IN_A_FILE = {name: field.kind for name, field in fields_of(Values).items() if name != "name"}
@@ -196,18 +223,22 @@ def from_environment(environ: Mapping[str, str]) -> Layer:
     return Layer("the environment", values, origins)
 
 
-def from_flags(flags: Mapping[str, object]) -> Layer:
-    """Read the options of a command by key: ``{"context": 2048}`` for ``--context 2048``. None: not given."""
+def from_flags(flags: Mapping[str, object], *, arguments: bool = False) -> Layer:
+    """Read the options of a command by key: ``{"context": 2048}`` for ``--context 2048``. None: not given.
+
+    Errors name the ``arguments`` of a Python call in place of options.
+    """
+    source = "the arguments" if arguments else "the options"
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for key, value in flags.items():
         if key not in KEYS:
-            raise unknown_key(key, "the options", KEYS)
+            raise unknown_key(key, source, KEYS)
         if value is not None:
-            origins[key] = _OPTIONS.get(key, f"--set {key}")
+            origins[key] = key if arguments else _OPTIONS.get(key, f"--set {key}")
             read = _of_text if isinstance(value, str) else _checked
             values[key] = read(KEYS[key], value, origins[key])
-    return Layer("the options", values, origins)
+    return Layer(source, values, origins)
 
 
 def from_settings(settings: Iterable[str]) -> dict[str, str]:

@@ -91,7 +91,7 @@ def load_profile(
     name, chosen_by = _choose(name_or_path, environ, project, user)
     layers = _profile_layers(name, cwd, user_dir, user)
     layers += [project] if project else []
-    layers += [from_environment(environ), from_flags(flags or {})]
+    layers += [from_environment(environ), from_flags(flags or {}, arguments=only_the_named)]
 
     values: dict[str, str | int | float | bool] = {"name": Path(name).stem if _is_path(name) else name}
     origins = {"name": chosen_by}

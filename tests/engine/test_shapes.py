@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 import edgespec
+from edgespec.decoding.sampling import Sampling, SamplingFields
 from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Notice, Text, Token
 from edgespec.engine.session import Session
-from edgespec.errors import ForwardError
+from edgespec.errors import ForwardError, InvalidRequestError, ProfileError
+from edgespec.profiles.layers import KEYS, LoadOptions
 from tests.engine.answers import plain_text
-from tests.support.tiny_models import answer
+from tests.support.tiny_models import TinyModels, answer
 
 
 async def read(generation: Generation) -> tuple[str, str, Done]:
@@ -78,6 +81,44 @@ def test_thinking_and_calls_are_not_in_the_texts(session: Session, monkeypatch: 
     monkeypatch.setattr(Generation, "__next__", lambda _self: next(events))
     with session.generate("hello", max_tokens=1) as generation:
         assert list(generation.texts()) == ["yes"]
+
+
+# -------------------------------------------------------------------------------------------------- arguments
+
+
+def test_fields_of_sampling_are_arguments_of_ask_and_generate(engine: Engine, session: Session) -> None:
+    drawn = Sampling(temperature=0.9, top_k=20, seed=4)
+    named = session.generate("hello world", max_tokens=20, temperature=0.9, top_k=20, seed=4).result()
+    assert named.sampling == drawn
+    session.clear()
+    changed = session.generate("hello world", max_tokens=20, sampling=replace(drawn, seed=5), seed=4).result()
+    assert changed.token_ids == named.token_ids
+    assert engine.ask("hello world", max_tokens=20, sampling=replace(drawn, seed=5), seed=4) == named.content
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("temprature", "did you mean temperature?"), ("x", "of sampling there are temperature, top_k")]
+)
+def test_an_argument_that_is_not_there_is_named_with_the_nearest(
+    engine: Engine, session: Session, name: str, hint: str
+) -> None:
+    for ask in (engine.ask, session.generate):
+        with pytest.raises(InvalidRequestError, match=f"there is no argument '{name}'") as raised:
+            ask("hello", **{name: 1})  # type: ignore[operator]
+        assert (raised.value.hint or "").startswith(hint)
+        assert raised.value.param == name
+
+
+def test_the_typed_options_are_those_of_the_records() -> None:
+    assert list(SamplingFields.__annotations__) == [each.name for each in fields(Sampling)]
+    assert list(LoadOptions.__annotations__) == [name for name in KEYS if name != "target"]
+
+
+def test_a_wrong_option_of_load_is_named_as_an_argument(tiny: TinyModels) -> None:
+    with pytest.raises(ProfileError, match=r"^context must be"):
+        tiny.load(context=1)
+    with pytest.raises(ProfileError, match=r"^the arguments: unknown key"):
+        tiny.load(contxt=1000)
 
 
 # ------------------------------------------------------------------------------------------------- old shapes

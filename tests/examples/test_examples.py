@@ -114,11 +114,11 @@ def test_the_tk_windows_thread_passes_text_errors_and_the_end(engine: Engine) ->
         wait_until(lambda: not window.pieces.empty())
         session.cancel()
         thread.join(WAIT_S)
-        said = [window.pieces.get() for _ in range(window.events.qsize())]
+        said = [window.pieces.get() for _ in range(window.pieces.qsize())]
         assert said[-2:] == ["\n[cancelled]\n\n", None]
         assert "".join(said[:-2])
         window.read("")
-        assert [window.pieces.get(), window.events.get()] == ["the prompt is empty\n", None]
+        assert [window.pieces.get(), window.pieces.get()] == ["the prompt is empty\n", None]
 
 
 def test_the_textual_screen_answers_and_escape_stops(engine: Engine) -> None:

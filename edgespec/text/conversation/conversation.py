@@ -254,6 +254,15 @@ class Conversation:
         """The conversation so far, beginning with the system message if there is one."""
         return tuple(deepcopy([*self._head, *self._messages]))
 
+    @property
+    def token_count(self) -> int:
+        """Tokens of the messages in the model's template; 0 without a message. Raises TemplateError."""
+        if not self._messages:
+            return 0
+        if self._rendered:
+            return len(self.history)
+        return len(self._prompts.encode(self._prompts.read(self.messages, variables=self._variables)))
+
     def clear(self) -> None:
         """Forget the messages, but keep the system message and the history."""
         self._messages.clear()

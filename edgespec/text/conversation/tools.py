@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+from edgespec.text.chat_template.budget import INTEGER_BITS
 from edgespec.text.plain import mended, plain
 
 Message = dict[str, Any]
@@ -171,5 +172,7 @@ def copied(value: Any, what: str) -> Any:
             raise InvalidRequestError(f"{what} has more than {_MOST_CHARACTERS} characters")
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequestError(f"{what} holds float {value}, which is not JSON")
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            raise InvalidRequestError(f"{what} holds a number of more than {INTEGER_BITS} bits")
 
     return plain(value, what, _DEEPEST, visit)
