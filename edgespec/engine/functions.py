@@ -205,6 +205,7 @@ class ToolRounds:
         """The last answer's Done. After ``rounds`` answers with calls the tools are taken away from the model."""
         done = self._answer(prompt, messages, tool_choice, self.begin())
         told: list[tuple[str, str, str]] = []
+        asked: list[Mapping[str, Any]] = []  # with the latest results, without the answer to them
         for number in range(rounds):
             if not done.tool_calls or done.finish_reason == "cancelled":
                 return done
@@ -216,9 +217,12 @@ class ToolRounds:
                 results.append({"role": "tool", "tool_call_id": call.id, "content": text})
                 if budget.cancelled:
                     break
-            # The same calls with the same results again: a model that calls in circles would not stop.
-            last = number == rounds - 1 or told == before
-            done = self._answer(None, [*self.messages(), *results], "none" if last else None, budget)
+            # A model that calls in circles would not stop. It answers without its repeated calls: with them in its
+            # conversation Qwen2.5-Coder-1.5B writes the call as text.
+            circle = told == before
+            asked = asked if circle else [*self.messages(), *results]
+            last = circle or number == rounds - 1
+            done = self._answer(None, asked, "none" if last else None, budget)
             if last:
                 return done
         return done

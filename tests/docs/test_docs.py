@@ -17,6 +17,7 @@ import pytest
 import edgespec
 from edgespec.cli.app import run
 from edgespec.profiles.layers import ADVANCED_KEYS, KEYS, from_table
+from tests.engine.test_tools import TEMPLATE
 from tests.golden.test_snapshot import SNAPSHOTS
 from tests.support.pages import PAGES, ROOT, console_commands, fenced, prose, read_page
 from tests.support.tiny_models import TinyModels
@@ -226,7 +227,8 @@ def test_every_python_snippet_in_the_docs_compiles(snippet: str) -> None:
 @pytest.mark.parametrize("snippet", RUN)
 def test_every_embedding_snippet_in_the_docs_runs(snippet: str, tiny: TinyModels, tmp_path: Path) -> None:
     """On a tiny model under the default model's name."""
-    model = tiny.filling if "suffix=" in snippet else tiny.target
+    with_tools = tiny.with_template("tools", TEMPLATE)
+    model = tiny.filling if "suffix=" in snippet else with_tools if "tools" in snippet else tiny.target
     on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(model)))
     done = subprocess.run(
         [sys.executable, "-c", on_tiny],

@@ -141,6 +141,7 @@ def test_a_model_that_calls_in_circles_must_answer(session: Session, says: list[
     says += [*[call({"city": "x"})] * 2, "Well."]
     done, results = read(session, weather)
     assert (done.content, len(results)) == ("Well.", 2)
+    assert [message["role"] for message in session.messages] == ["user", "assistant", "tool", "assistant"]
     session.clear()
     numbers = iter(range(9))
     says += [*[call({}, "count")] * 3, "Done."]
