@@ -309,7 +309,7 @@ class Generation:
     """Events of one answer, ending with Done. Created by ``Session.generate``; decoding starts at the first ``next``.
 
     Iterate over it for the events, or take the answer as a whole (``result``, ``text``) or as pieces of text
-    (``texts``); each of them reads what is left. Leaving early (``close()``, the end of a ``with`` block, or
+    (``texts``); each of them reads the rest. Leaving early (``close()``, the end of a ``with`` block, or
     forgetting the object) cancels the answer. The text read until then stays in the conversation.
     """
 
@@ -419,7 +419,7 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text of the whole answer without thinking and calls, as in ``Done.content``. Reads what is left of it.
+        """The text of the whole answer without thinking and calls, as in ``Done.content``. Reads the rest of it.
 
         Raises what the iteration raises.
         """

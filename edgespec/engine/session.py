@@ -372,7 +372,7 @@ class Session:
 
         A function's name, docstring and annotated parameters are what the model is shown. Arguments that do not fit
         are not passed on; the model reads what is wrong with them, and the message of an exception. Functions run on
-        the calling thread; results that are no text are written as JSON. After ``rounds`` answers with calls, or the
+        the calling thread; results other than text are written as JSON. After ``rounds`` answers with calls, or the
         same calls with the same results, the next answer has no tools. ``tool_choice`` is that of the first answer.
         The other arguments are those of ``generate``, for each answer. ``on_event`` gets the events of all answers
         and a ToolResult for each call. ``cancel`` ends the answer in progress, or what follows the running function.
