@@ -29,7 +29,7 @@ def _turns(facts: Facts, sizes: Sizes) -> tuple[bool, ...]:
 
 ARCHITECTURE = Architecture(
     name="exaone4",
-    saved=SavedForm(),
+    saved=SavedForm(classes={"Exaone4ForCausalLM": "exaone4"}, defaults={"rms_norm_eps": 1e-5}, keeps_windows=True),
     layer=decoder_layer(head_norms=True, pre_norms=False, post_norms=True),
     rope_tensors=frozenset({ROPE_FACTORS}),
     windows=_windows,

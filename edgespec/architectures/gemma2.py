@@ -36,7 +36,16 @@ def _scales(facts: Facts, sizes: Sizes) -> Scales:
 
 ARCHITECTURE = Architecture(
     name="gemma2",
-    saved=SavedForm(),
+    saved=SavedForm(
+        classes={"Gemma2ForCausalLM": "gemma2"},
+        activation="hidden_activation",
+        activations=frozenset({"gelu_pytorch_tanh"}),
+        # Of transformers' Gemma2Config. The caps must be stated: null means none there, and 50 and 30 in llama.cpp.
+        defaults={"head_dim": 256, "sliding_window": _WINDOW, "tie_word_embeddings": True},
+        keys={name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")},
+        norm_offset=1.0,
+        keeps_windows=True,
+    ),
     layer=decoder_layer(post_norms=True),
     gelu=True,
     windows=_windows,

@@ -23,7 +23,12 @@ def _ropes(facts: Facts) -> tuple[Rope, ...]:
 
 ARCHITECTURE = Architecture(
     name="glm4",
-    saved=SavedForm(),
+    saved=SavedForm(
+        classes={"Glm4ForCausalLM": "glm4"},
+        defaults={"rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5},
+        rotates_part=True,
+        neighbours=True,
+    ),
     layer=decoder_layer(
         gated=(TensorForm("ffn_up", {"ffn_gate": "inner", "ffn_up": "inner"}, "width"),), post_norms=True
     ),

@@ -19,5 +19,17 @@ def _scales(facts: Facts, sizes: Sizes) -> Scales:
 
 
 ARCHITECTURE = Architecture(
-    name="mistral3", saved=SavedForm(), neighbours=True, rope_tensors=frozenset({ROPE_FACTORS}), scales=_scales
+    name="mistral3",
+    saved=SavedForm(
+        classes={"Ministral3ForCausalLM": "ministral3", "Mistral3ForConditionalGeneration": "mistral3"},
+        multimodal=frozenset({"Mistral3ForConditionalGeneration"}),
+        defaults={"rms_norm_eps": 1e-5},
+        rope_keys={
+            _TEMPERATURE: "llama_4_scaling_beta",
+            "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+        },
+    ),
+    neighbours=True,
+    rope_tensors=frozenset({ROPE_FACTORS}),
+    scales=_scales,
 )

@@ -28,7 +28,11 @@ def _ropes(facts: Facts) -> tuple[Rope, ...]:
 
 ARCHITECTURE = Architecture(
     name="olmo2",
-    saved=SavedForm(),
+    saved=SavedForm(
+        classes={"Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3"},
+        defaults={"rms_norm_eps": 1e-5},
+        keeps_windows=True,
+    ),
     layer=decoder_layer(joined_norms=True, pre_norms=False, post_norms=True),
     windows=_windows,
     ropes=_ropes,

@@ -22,7 +22,7 @@ def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
 
 ARCHITECTURE = Architecture(
     name="phi3",
-    saved=SavedForm(classes={"Phi3ForCausalLM": "phi3"}, rotates_part=True),
+    saved=SavedForm(classes={"Phi3ForCausalLM": "phi3"}, defaults={"rms_norm_eps": 1e-5}, rotates_part=True),
     layer=decoder_layer(
         qkv=(TensorForm("attn_qkv", {"attn_q": "queries", "attn_k": "keys", "attn_v": "keys"}, "width"),),
         gated=(TensorForm("ffn_up", {"ffn_gate": "inner", "ffn_up": "inner"}, "width"),),

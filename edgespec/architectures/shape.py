@@ -402,9 +402,10 @@ class SavedForm:
     ``classes``: transformers' classes, with the model type of each; without any, folders are not converted. Of the
     classes in ``multimodal`` the text model is only a part of the folder. ``activation`` is the member of config.json
     that may have one of ``activations``, ``defaults`` what a config.json may leave out, ``keys`` the GGUF's keys that
-    hold members of the same value. ``norm_offset`` is what llama.cpp expects added to the weights of every norm.
-    ``needs_biases``: every matrix that may have a bias has one. ``keeps_windows``: llama.cpp computes its sliding
-    windows. ``rotates_part``: the leading elements of a head alone may be rotated.
+    hold members of the same value, ``rope_keys`` those that may hold members of the rope scaling. ``norm_offset`` is
+    what llama.cpp expects added to the weights of every norm. ``needs_biases``: every matrix that may have a bias has
+    one. ``keeps_windows``: llama.cpp computes its sliding windows. ``rotates_part``: the leading elements of a head
+    alone may be rotated. ``neighbours``: the rows of a saved head are in the GGUF's order already.
     """
 
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -413,10 +414,12 @@ class SavedForm:
     activations: frozenset[str] = frozenset({"silu", "swish"})
     defaults: Mapping[str, float] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    rope_keys: Mapping[str, str] = field(default_factory=dict)
     norm_offset: float = 0.0
     needs_biases: bool = False
     keeps_windows: bool = False
     rotates_part: bool = False
+    neighbours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,5 +12,12 @@ def _turns(_facts: Facts, sizes: Sizes) -> tuple[bool, ...]:
 
 
 ARCHITECTURE = Architecture(
-    name="smollm3", saved=SavedForm(), neighbours=True, rope_tensors=frozenset({ROPE_FACTORS}), turns=_turns
+    name="smollm3",
+    saved=SavedForm(
+        classes={"SmolLM3ForCausalLM": "smollm3"},
+        defaults={"rope_theta": 2_000_000.0, "tie_word_embeddings": True},
+    ),
+    neighbours=True,
+    rope_tensors=frozenset({ROPE_FACTORS}),
+    turns=_turns,
 )

@@ -65,6 +65,16 @@ LLAMA3_REGEX = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_REGEX = LLAMA3_REGEX.replace("{1,3}", "")
+# As llama.cpp quotes them: Seed's file holds the ends of lines themselves.
+_SEED_REGEX = (
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+"
+    "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
+_GPT_4O_REGEX = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 METASPACE_NORMALIZER = {
     "type": "Sequence",
     "normalizers": [
@@ -174,7 +184,7 @@ def write_config(header: GgufHeader, folder: Path, **more: Any) -> None:
             "sliding_window": header.metadata["gemma3.attention.sliding_window"],
             "query_pre_attn_scalar": header.key_length,
         }
-    _write_json(folder / "config.json", config | more)
+    write_json(folder / "config.json", config | more)
 
 
 def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
@@ -200,7 +210,7 @@ def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
             "vocab": vocab,
             "merges": _merges_by_score(texts, types, _array(header, "scores")),
         }
-    _write_json(folder / "tokenizer.json", document)
+    write_json(folder / "tokenizer.json", document)
     with_bos = LlamaTokenizer(source)
     config: dict[str, Any] = {"add_bos_token": with_bos.adds_bos, "chat_template": header.chat_template}
     with_bos.close()
@@ -208,15 +218,16 @@ def write_tokenizer(source: Path, header: GgufHeader, folder: Path) -> None:
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if isinstance(token, int):
             config[f"{name}_token"] = {"content": texts[token], "special": True}
-    _write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def byte_level(pre: str) -> dict[str, Any]:
     """The normalizer and pre-tokenizer that llama.cpp calls ``pre``; "more" has the model's other members."""
     plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
-    def split(regex: str) -> dict[str, Any]:
-        first = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    def split(regex: str, behavior: str = "Isolated") -> dict[str, Any]:
+        how = {"behavior": behavior, "invert": behavior == "Removed"}
+        first = {"type": "Split", "pattern": {"Regex": regex}, **how}
         return {"type": "Sequence", "pretokenizers": [first, plain | {"use_regex": False}]}
 
     digits = {"type": "Digits", "individual_digits": True}
@@ -228,6 +239,9 @@ def byte_level(pre: str) -> dict[str, Any]:
             "more": {},
         },
         "llama-bpe": {"normalizer": None, "pre_tokenizer": split(LLAMA3_REGEX), "more": {"ignore_merges": True}},
+        "dbrx": {"normalizer": None, "pre_tokenizer": split(LLAMA3_REGEX), "more": {}},
+        "gpt-4o": {"normalizer": None, "pre_tokenizer": split(_GPT_4O_REGEX, "Removed"), "more": {}},
+        "seed-coder": {"normalizer": None, "pre_tokenizer": split(_SEED_REGEX), "more": {}},
         "qwen2": {"normalizer": {"type": "NFC"}, "pre_tokenizer": split(QWEN2_REGEX), "more": {}},
     }
     return known[pre]
@@ -248,8 +262,8 @@ def write_byte_level_tokenizer(folder: Path, pre: str = "gpt-2", **config: Any) 
         **structure,
         "model": {"type": "BPE", "vocab": vocab, "merges": merges, **more},
     }
-    _write_json(folder / "tokenizer.json", document)
-    _write_json(folder / "tokenizer_config.json", {"eos_token": markers[0], "bos_token": markers[1]} | config)
+    write_json(folder / "tokenizer.json", document)
+    write_json(folder / "tokenizer_config.json", {"eos_token": markers[0], "bos_token": markers[1]} | config)
 
 
 def _merges_by_score(texts: list[str], types: list[int], scores: list[float]) -> list[list[str]]:
@@ -267,5 +281,5 @@ def _array(header: GgufHeader, name: str) -> list[Any]:
     return list(value.values()) if isinstance(value, GgufArray) else list(value)  # type: ignore[arg-type]
 
 
-def _write_json(path: Path, document: Any) -> None:
+def write_json(path: Path, document: Any) -> None:
     path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")

@@ -23,6 +23,7 @@ from edgespec.architectures.shape import (
     Architecture,
     Facts,
     Sizes,
+    UnsupportedError,
     read_sizes,
 )
 from edgespec.architectures.table import CLASSES, MODEL_TYPES
@@ -46,19 +47,22 @@ _MOST_HEADS, _MOST_HEAD_WIDTH, _MOST_TOKENS = 2**14, 2**16, 2**24
 # transformers' names of the number of experts.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
-_EPSILON = 1e-6  # transformers' default for all architectures
+_EPSILON = 1e-6  # transformers' default for most architectures
 _MOST_ROPE_FACTOR = 1e6
 _MOST_SCALE = 1e6
 
-# Supported members of a rope scaling, by its type; llama.cpp would compute any other member differently.
+# Supported members of a rope scaling, by its type, and the value that others may have because it changes nothing.
+# llama.cpp would compute any other member differently.
 _ROPE_COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 _ROPE_MEMBERS: Mapping[str, frozenset[str]] = {
     "default": _ROPE_COMMON,
     "linear": _ROPE_COMMON | {"factor"},
-    "yarn": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+    "yarn": _ROPE_COMMON
+    | {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "max_position_embeddings"},
     "longrope": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "long_factor", "short_factor"},
     "llama3": _ROPE_COMMON | {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
 }
+_ROPE_NEUTRAL: Mapping[str, Mapping[str, object]] = {"yarn": {"truncate": True, "mscale": 1}}
 _LONG_MEMBERS = {LONG_FACTORS: "long_factor", SHORT_FACTORS: "short_factor"}
 # The tensors that a scaling needs.
 _ROPE_TENSORS = {"llama3": frozenset({ROPE_FACTORS}), "longrope": frozenset(_LONG_MEMBERS)}
@@ -109,17 +113,26 @@ def read_config(folder: Path) -> ModelConfig:
     metadata: dict[str, Value] = {f"{architecture.name}.{key}": value for key, value in values.items()}
     facts = Facts(fields.path, architecture.name, metadata, {})
     sizes = read_sizes(facts)
-    _refuse_others(fields, architecture, facts, sizes)
+    try:
+        _refuse_others(fields, architecture, facts, sizes)
+    except UnsupportedError as error:
+        raise _refused(fields, str(error)) from error
     return ModelConfig(
         architecture=architecture,
         sizes=sizes,
         metadata=metadata if mask is None else {**metadata, MASK_TOKEN_KEY: mask},
         tables=tables,
         vocabulary_size=None if fields.raw("vocab_size") is None else fields.integer("vocab_size", 1, _MOST_TOKENS),
-        tied=whole.or_else(saved.defaults).flag("tie_word_embeddings"),
+        tied=_tied(whole, text, fields),
         multimodal=multimodal,
         mask_token_id=mask,
     )
+
+
+def _tied(*places: Fields) -> bool | None:
+    """Whether one of them says that the embedding is also the head; None if all are silent."""
+    stated = [each.flag("tie_word_embeddings") for each in places]
+    return True if True in stated[:-1] else False if False in stated[:-1] else stated[-1]
 
 
 def mask_token_of(fields: Fields, vocabulary_size: int) -> int | None:
@@ -145,7 +158,7 @@ def _class_of(fields: Fields) -> str:
         raise InvalidRequestError(
             f"models of the architecture {found[:80]!a} cannot be converted to GGUF; "
             f"supported are {', '.join(CLASSES)}",
-            hint="`--to onnx` converts other architectures through Optimum",
+            hint="llama.cpp's convert_hf_to_gguf.py converts others; `--to onnx` converts them through Optimum",
         )
     return found
 
@@ -183,8 +196,7 @@ def _numbers(fields: Fields, architecture: Architecture) -> dict[str, Value]:
     }
     if window is not None and architecture.saved.keeps_windows:
         values["attention.sliding_window"] = window
-    stated = {key: name for key, name in architecture.saved.keys.items() if fields.raw(name) is not None}
-    return values | {key: fields.number(name, 0.0, _MOST_SCALE) for key, name in stated.items()}
+    return values | {key: fields.number(name, 0.0, _MOST_SCALE) for key, name in architecture.saved.keys.items()}
 
 
 def _window(fields: Fields, layers: int) -> int | None:
@@ -193,7 +205,7 @@ def _window(fields: Fields, layers: int) -> int | None:
     slides = fields.flag("use_sliding_window") is not False and "sliding_attention" in (
         kinds or ["sliding_attention"]
     )
-    if fields.raw("sliding_window") is None or not slides:
+    if not slides or (kinds is None and fields.raw("sliding_window") is None):
         return None
     return fields.integer("sliding_window", 1, _MOST_POSITIONS)
 
@@ -210,38 +222,50 @@ def _layer_types(fields: Fields, layers: int) -> list[str] | None:
 def _refuse_others(fields: Fields, architecture: Architecture, facts: Facts, sizes: Sizes) -> None:
     """Refuse settings that the architecture's graph would compute differently from what they say."""
     for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.raw(name) is not None:
+        if fields.raw(name) is not None and not architecture.caps:
             raise _refused(fields, f"it states {name}")
     if fields.flag("use_bidirectional_attention"):
         raise _refused(fields, "its attention is bidirectional")
     if architecture.saved.keeps_windows:
-        _refuse_other_windows(fields, [window > 0 for window in architecture.windows(facts, sizes)])
+        windowed = [window > 0 for window in architecture.windows(facts, sizes)]
+        _refuse_other_windows(fields, windowed, architecture.ropes(facts)[-1].base)
+    if _turning(fields, sizes.layers) not in (None, list(architecture.turns(facts, sizes))):
+        raise _refused(fields, "its layers without rotary positions are not the usual ones")
     scale = architecture.scales(facts, sizes).score or 1.0 / math.sqrt(sizes.head)
     scalar = fields.number("query_pre_attn_scalar", 1e-6, 1e6, scale**-2)
     if not math.isclose(scalar, scale**-2):
         raise _refused(fields, f"its queries are scaled by {scalar:g} instead of {scale**-2:g}")
 
 
-def _refuse_other_windows(fields: Fields, windowed: list[bool]) -> None:
-    """``windowed``: which layers have a window in the graph."""
+def _turning(fields: Fields, layers: int) -> list[bool] | None:
+    """Which layers rotate their queries and keys, by SmolLM3's members; None if the file has neither."""
+    stated = fields.items("no_rope_layers")  # of ones and zeros: 0 rotates nothing
+    if stated is not None:
+        return [bool(each) for each in stated]
+    interval = fields.integer("no_rope_layer_interval", 0, _MOST_LAYERS, 0)
+    return [(layer + 1) % interval != 0 for layer in range(layers)] if interval else None
+
+
+def _refuse_other_windows(fields: Fields, windowed: list[bool], usual: float) -> None:
+    """``windowed``: which layers have a window in the graph. ``usual``: the rotary base of these layers."""
     kinds, stated = _layer_types(fields, len(windowed)), windowed
     if kinds is not None:
         stated = [kind == "sliding_attention" for kind in kinds]
-    else:
+    elif any(windowed):
         name = "_sliding_window_pattern" if fields.raw("sliding_window_pattern") is None else "sliding_window_pattern"
         if fields.raw(name) is not None:
             period = fields.integer(name, 1, _MOST_LAYERS)
             stated = [(layer + 1) % period != 0 for layer in range(len(windowed))]
     if stated != windowed:
         raise _refused(fields, "its layers with a sliding window are not the usual ones")
-    base = fields.number("rope_local_base_freq", 1.0, 1e12, DEFAULT_ROPE_BASE)
+    base = fields.number("rope_local_base_freq", 1.0, 1e12, usual)
     rope = fields.member("rope_parameters")
     local = rope.member("sliding_attention") if rope is not None and rope.has_object("sliding_attention") else None
     if local is not None:
-        base = local.number("rope_theta", 1.0, 1e12, DEFAULT_ROPE_BASE)
+        base = local.number("rope_theta", 1.0, 1e12, usual)
         if _rope_kind(local) != "default":
             raise _refused(fields, "the rotary positions of its sliding layers are scaled")
-    if base != DEFAULT_ROPE_BASE:
+    if base != usual:
         raise _refused(fields, f"the rotary base of its sliding layers is {base:g}")
 
 
@@ -264,8 +288,11 @@ def _rope(
     kind = _rope_kind(rope)
     if kind not in _ROPE_MEMBERS or _ROPE_TENSORS.get(kind, frozenset()) - architecture.rope_tensors:
         raise _refused(fields, f"its rotary positions are scaled by {kind[:40]!a}")
+    own = architecture.saved.rope_keys if kind == "yarn" else {}
+    if rope.raw("mscale_all_dim") and rope.raw("mscale") != 1:  # transformers takes both or none, llama.cpp 1 for one
+        raise _refused(fields, "its rotary positions are scaled with 'mscale'")
     for name in rope.names():
-        if name not in _ROPE_MEMBERS[kind]:
+        if name not in _ROPE_MEMBERS[kind] | set(own.values()) and not _is_neutral(rope, kind, name):
             raise _refused(fields, f"its rotary positions are scaled with {name[:40]!a}")
     length, positions = values["attention.key_length"], values["context_length"]
     assert isinstance(length, int)
@@ -277,11 +304,20 @@ def _rope(
     if kind == "longrope":
         tables = {name: _listed(rope, member, length) for name, member in _LONG_MEMBERS.items()}
         return found | _long_scaling(fields, rope), tables
+    found |= {key: rope.number(name, 0.0, _MOST_SCALE) for key, name in own.items() if rope.raw(name) is not None}
     return found | _scaling(rope, kind, positions), {}
 
 
 def _rope_kind(rope: Fields) -> str:
     return rope.text("rope_type") or rope.text("type") or "default"
+
+
+def _is_neutral(rope: Fields, kind: str, name: str) -> bool:
+    """Whether the member says what is computed without it."""
+    if kind == "yarn" and name == "attention_factor" and rope.raw("mscale_all_dim") is None:
+        usual = 1.0 + 0.1 * math.log(rope.number("factor", 1.0, _MOST_ROPE_FACTOR))
+        return math.isclose(rope.number(name, 0.0, _MOST_SCALE), usual, rel_tol=1e-6)
+    return name in _ROPE_NEUTRAL.get(kind, {}) and rope.raw(name) == _ROPE_NEUTRAL[kind][name]
 
 
 def _scaling(rope: Fields, kind: str, positions: int) -> dict[str, Value]:

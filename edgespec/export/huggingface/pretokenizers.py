@@ -14,23 +14,29 @@ SPACE = "▁"  # SentencePiece's character for a space
 # One step of a pre-tokenizer: ("split", regex), ("digits",), or ("bytes", whether GPT-2's regex splits first).
 _Step: TypeAlias = tuple[str, str | bool] | tuple[str]
 
-# Regular expressions of published tokenizers; Llama 3 and Qwen 2 differ in the number of digits per piece.
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# Regular expressions of published tokenizers, as llama.cpp's src/llama-vocab.cpp quotes them. Every text consists of
+# matches. Llama 3 and Qwen 2 differ in the number of digits per piece.
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|"
+_BLANKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BLANKS
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
 _QWEN2 = _WORDS + r"\p{N}" + _REST
+_SEED = _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _BLANKS
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_NO_LETTER = r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN = (
-    f"{_NO_LETTER}{_UPPER}*{_LOWER}+|{_NO_LETTER}{_UPPER}+{_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_SMALL, _LARGE = (rf"[^\r\n\p{{L}}\p{{N}}]?{word}" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
+_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BLANKS
+_TEKKEN = rf"{_SMALL}|{_LARGE}|\p{{N}}" + _SIGNS
+_GPT_4O = rf"{_SMALL}{_ENDINGS}?|{_LARGE}{_ENDINGS}?|\p{{N}}{{1,3}}" + _SIGNS
 
 # llama.cpp's name, by the steps and by whether whole words in the vocabulary skip the merges (ignore_merges).
 _BYTE_LEVEL: Mapping[tuple[tuple[_Step, ...], bool], str] = {
     ((("bytes", True),), False): "gpt-2",
     ((("digits",), ("bytes", True)), False): "smollm",
     ((("split", _LLAMA3), ("bytes", False)), True): "llama-bpe",
+    ((("split", _LLAMA3), ("bytes", False)), False): "dbrx",
+    ((("split", _GPT_4O), ("bytes", False)), False): "gpt-4o",
+    ((("split", _SEED), ("bytes", False)), False): "seed-coder",
     ((("split", _QWEN2), ("bytes", False)), False): "qwen2",
     ((("split", _TEKKEN), ("bytes", False)), True): "tekken",
 }
@@ -70,10 +76,12 @@ def _step(value: Any) -> _Step | None:
             return ("bytes", value.get("use_regex") is not False)
         case "Digits" if value.get("individual_digits") is True:
             return ("digits",)
-        case "Split" if value.get("behavior") == "Isolated" and value.get("invert") is False:
+        # Without the text between matches, of which there is none, matches are all that is left.
+        case "Split" if (value.get("behavior"), value.get("invert")) in (("Isolated", False), ("Removed", True)):
             pattern = value.get("pattern")
             regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-            return ("split", regex) if isinstance(regex, str) else None
+            # Some files hold the ends of lines themselves, others their escapes.
+            return ("split", regex.replace("\r", r"\r").replace("\n", r"\n")) if isinstance(regex, str) else None
     return None
 
 

@@ -191,11 +191,12 @@ def _plan(tensor: SafeTensor, name: str, shape: tuple[int, ...], config: ModelCo
             hint="give the folder with the original weights; --quant quantises them",
         )
     heads = {"attn_q": config.sizes.heads, "attn_k": config.sizes.kv_heads}.get(_kind_of(name))
+    reorders = config.architecture.neighbours and not config.architecture.saved.neighbours
     return PlannedTensor(
         name=name,
         shape=shape,
         type_name="F32" if len(shape) == 1 else tensor.dtype,  # llama.cpp adds and multiplies vectors in float32 only
         source=tensor,
-        heads=heads if config.architecture.neighbours else None,
+        heads=heads if reorders else None,
         offset=config.architecture.saved.norm_offset if name.endswith("_norm.weight") else 0.0,
     )

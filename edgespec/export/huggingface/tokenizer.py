@@ -147,7 +147,8 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
 def _refuse(path: Path, what: str) -> NoReturn:
     raise InvalidRequestError(
         f"{path}: {what}; a GGUF cannot hold this tokenizer",
-        hint="supported are byte-level BPE (GPT-2, SmolLM, Llama 3, Qwen, Mistral) and SentencePiece's BPE",
+        hint="supported are SentencePiece's BPE and the byte-level BPE of most families; llama.cpp's "
+        "convert_hf_to_gguf.py knows more",
     )
 
 
