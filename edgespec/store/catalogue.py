@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 T = TypeVar("T")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
-# A hint names at most this many repositories: two are read, ten are not.
+# A hint names at most this many models: two are read, ten are not.
 _MOST_OTHERS = 2
 
 
@@ -76,7 +76,7 @@ def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | Non
         return known[name]
     names = [each for each, spec in known.items() if to_fetch or spec.kind == "model"]
     tried = name.lower()
-    near = [each for each in names if each.startswith(tried)]
+    near = [each for each in names if each.startswith(tried)][:_MOST_OTHERS]
     elsewhere = sorted((each for each in others or {} if each.startswith(tried)), key=len)
     near = near or [(others or {})[each] for each in elsewhere[:_MOST_OTHERS]]
     near = near or difflib.get_close_matches(tried, names, n=3, cutoff=0.5)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import pytest
 
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, ProfileError
 from edgespec.files.gguf.header import read_header
@@ -67,6 +68,11 @@ def test_every_family_drafter_has_a_hub_reference_and_sizes() -> None:
             # A short head skips most of an embedding, and no drafter reads more than its file.
             assert 0.4 * drafter.bytes < drafter.draft_bytes <= drafter.bytes
         assert bool(family.drafters) != (family.why_no_drafter is not None)
+
+
+def test_every_dense_architecture_that_the_kernels_run_has_a_family() -> None:
+    converted = {name for name, each in ARCHITECTURES.items() if each.saved.classes}
+    assert converted - {each for family in families() for each in family.architectures} == set()
 
 
 def test_published_sampling_settings_of_families_are_valid() -> None:
@@ -170,6 +176,17 @@ def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tup
         ("Phi-3", "Phi-3.5-mini-instruct-Q4_K_M", ("phi3", "default", 32064), {}),
         ("Phi-4", "phi-4-Q4_K_M", ("phi3", "dbrx", 100352), {}),
         ("gpt-oss", "gpt-oss-20b-mxfp4", ("gpt-oss", "gpt-4o", 201088), {"name": "Gpt Oss 20b"}),
+        ("Granite 4", "granite-4.0-micro-Q4_K_M", ("granite", "dbrx", 100352), {}),
+        ("SmolLM3", "SmolLM3-Q4_K_M", ("smollm3", "smaug-bpe", 128256), {}),
+        ("Ministral 3", "x", ("mistral3", "tekken", 131072), {"basename": "Ministral-3"}),
+        ("Mistral Small 3", "x", ("mistral3", "tekken", 131072), {"name": "Devstral Small 2507"}),
+        ("Gemma 2", "gemma-2-9b-it-Q4_K_M", ("gemma2", "default", 256000), {}),
+        ("OLMo 2", "OLMo-2-1124-7B-Instruct-Q4_K_M", ("olmo2", "dbrx", 100352), {}),
+        ("OLMo 3", "Olmo-3-7B-Instruct-Q4_K_M", ("olmo2", "dbrx", 100278), {}),
+        ("EXAONE 4", "EXAONE-4.0-32B-Q4_K_M", ("exaone4", "exaone4", 102400), {}),
+        ("GLM-4", "x", ("glm4", "glm4", 151552), {"name": "GLM 4 9B 0414"}),
+        ("Seed-OSS", "Seed-OSS-36B-Instruct-Q4_K_M", ("seed_oss", "seed-coder", 155136), {}),
+        ("ERNIE 4.5", "ERNIE-4.5-0.3B-PT-Q8_0", ("ernie4_5", "default", 103424), {}),
         (None, "Qwen3", ("mamba", "qwen2", 151936), {}),
     ],
 )
@@ -206,8 +223,8 @@ def test_an_unknown_model_name_of_a_known_family_suggests_its_hub_repository(hom
     for name in models_by_name().values():
         assert isinstance(parse_reference(name), HubReference)
     with pytest.raises(ModelNotFoundError) as caught:
-        Locator(store=Store(home)).locate("qwen3-4b")
-    assert (caught.value.hint or "").startswith("did you mean hf:Qwen/Qwen3-4B-GGUF or ")
+        Locator(store=Store(home)).locate("qwen3-14b")
+    assert (caught.value.hint or "").startswith("did you mean hf:Qwen/Qwen3-14B-GGUF?")
     with pytest.raises(ModelNotFoundError) as caught:
         lookup("gemma-3", others=models_by_name())
     assert (caught.value.hint or "").count("hf:") == 3  # two suggestions, and the hint's general form

@@ -157,7 +157,7 @@ def _class_of(fields: Fields) -> str:
     if found not in CLASSES:
         raise InvalidRequestError(
             f"models of the architecture {found[:80]!a} cannot be converted to GGUF; "
-            f"supported are {', '.join(CLASSES)}",
+            f"supported are {', '.join(dict.fromkeys(each.name for each in CLASSES.values()))}",
             hint="llama.cpp's convert_hf_to_gguf.py converts others; `--to onnx` converts them through Optimum",
         )
     return found
