@@ -7,7 +7,7 @@ reader of a model (kernels, ONNX graph, conversion) asks here, so that all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -48,6 +48,7 @@ class Facts:
     ) -> None:
         self.path, self.tensors = path, tensors
         self._architecture, self._values = architecture, values
+        self._asked = set[str]()
 
     def wrong(self, reason: str) -> ModelFileError:
         """The error that the file contradicts itself."""
@@ -55,8 +56,13 @@ class Facts:
 
     def value(self, key: str) -> object:
         """The value, with an array as a tuple; None if the file does not state it."""
+        self._asked.add(key)
         value = self._values.get(f"{self._architecture}.{key}")
         return tuple(value.values()) if isinstance(value, _LongArray) else value
+
+    def never_asked(self, keys: Iterable[str]) -> str | None:
+        """The first of these keys that the file states, as more than nothing, and that was never read."""
+        return next((key for key in keys if key not in self._asked and self.value(key)), None)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
         """A whole number, which may be stated for each layer if all layers have the same. Without a default it is
@@ -585,6 +591,8 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
         scales=architecture.scales(facts, sizes),
         experts=experts,
     )
+    if (key := facts.never_asked(_CHANGES)) is not None:
+        raise UnsupportedError(f"it has {key}")
     _check_tensors(shape, facts)
     return shape
 
@@ -611,14 +619,24 @@ def read_sizes(facts: Facts) -> Sizes:
     )
 
 
+# llama.cpp's keys (src/llama-arch.cpp) that change what some families compute. A family whose file states one without
+# reading it would compute something else.
+_CHANGES = (
+    *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
+    *("embedding_scale", "residual_scale", "logit_scale", "use_parallel_residual", "swiglu_clamp_exp"),
+    *("attention.scale", "attention.output_scale", "attention.value_scale", "attention.clamp_kqv"),
+    *("attention.max_alibi_bias", "attention.temperature_scale", "attention.temperature_length"),
+    *("attention.shared_kv_layers", "attention.recurrent_layers", "attention.key_length_swa"),
+    *("expert_group_scale", "interleave_moe_layer_step", "full_attention_interval", "num_loops"),
+    *("embedding_length_per_layer_input", "ssm.state_size", "wkv.head_size", "shortconv.l_cache"),
+)
+
+
 def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
     if architecture.experts is None and facts.integer("expert_count", 0):
         raise UnsupportedError("it is a mixture of experts")
     if facts.value("attention.causal") is False:
         raise UnsupportedError("its attention is not causal")
-    for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if facts.value(cap) and not architecture.caps:
-            raise UnsupportedError(f"it has {cap}")
 
 
 def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) -> tuple[Layer, ...]:

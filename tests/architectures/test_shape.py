@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.architectures import shape as shape_module
 from edgespec.architectures.shape import (
     Architecture,
     Facts,
@@ -203,8 +204,14 @@ def test_caps_are_those_of_the_file_or_llama_cpps() -> None:
     assert (scales.score_cap, scales.logit_cap) == (50.0, 30.0)
     scales = family_shape("gemma2", attn_logit_softcapping=20.0, final_logit_softcapping=10.0).scales
     assert (scales.score_cap, scales.logit_cap) == (20.0, 10.0)
-    with pytest.raises(UnsupportedError, match="final_logit_softcapping"):
-        family_shape("llama", final_logit_softcapping=10.0)
+
+
+@pytest.mark.parametrize("key", shape_module._CHANGES)
+def test_a_property_that_the_family_does_not_know_is_refused_by_name(key: str) -> None:
+    stated = {key.replace(".", "__"): 10.0}
+    with pytest.raises(UnsupportedError, match=f"it has {re.escape(key)}$"):
+        family_shape("qwen2", **stated)
+    family_shape("qwen2", **dict.fromkeys(stated, 0.0))
 
 
 def test_yarn_keeps_fast_pairs_scales_slow_ones_and_mixes_those_between() -> None:
