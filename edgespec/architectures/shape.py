@@ -635,7 +635,7 @@ _CHANGES = (
 def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
     if architecture.experts is None and facts.integer("expert_count", 0):
         raise UnsupportedError("it is a mixture of experts")
-    if facts.value("attention.causal") is False:
+    if facts.value("attention.causal") not in (None, True):
         raise UnsupportedError("its attention is not causal")
 
 

@@ -28,7 +28,7 @@ from tests.support.provenance import described
 
 require_native()
 RECORDED = recorded()
-# llama.cpp's converter writes them: experts, and layers that are no plain attention.
+# llama.cpp's converter writes them: experts, and layers of another kind than attention.
 NOT_CONVERTED = {"qwen3moe", "gpt-oss", "gemma4", "qwen35", "qwen35moe"}
 MOST = 0.01  # keys and values are halves in our cache; logits spread over about 3
 

@@ -4,7 +4,7 @@ The weights come from the names of the tensors, so that only shapes, settings an
 
     python tests/export/transformers_models.py
 
-writes them anew where torch and transformers are installed. It needs nothing else of this repository.
+writes them again where torch and transformers are installed. It needs nothing else of this repository.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 RECORD = Path(__file__).with_name("transformers_logits.json")
-ROWS = 265  # those of the tokenizer that tests write beside the weights
+ROWS = 265  # those of the tokenizer that tests write
 TOKENS = tuple((7 * place * place + 3 * place) % ROWS for place in range(72))
 PLACES, LOGITS = (0, 9, 40, 71), 12  # the recorded rows, and how many of the first logits of each
 
