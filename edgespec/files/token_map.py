@@ -47,6 +47,17 @@ class TokenMap:
         return len(self.starts) - 1
 
 
+# Stands for a map that is not made yet, where only its presence counts.
+NO_MAP = TokenMap(
+    starts=np.zeros(1, dtype=np.int32),
+    pieces=np.zeros(0, dtype=np.int32),
+    tokens=np.zeros(0, dtype=np.int64),
+    rows=np.zeros(0, dtype=np.int64),
+    firsts=np.zeros(0, dtype=np.int32),
+    coverage=0.0,
+)
+
+
 def write_token_map(path: Path, key: bytes, own: TokenMap) -> None:
     """Keep a map under the ``key`` of both vocabularies, 32 bytes. A map that cannot be kept is made again."""
     counts = [len(own.starts), len(own.pieces), len(own.tokens), len(own.firsts)]

@@ -74,9 +74,12 @@ class FileNotes:
                         found[path] = drafter
         return found
 
-    def save(self, files: Iterable[FileOnDisk]) -> None:
-        """Write changed notes and drop notes about files not in ``files``. An error while writing is ignored."""
-        there = {str(file.path) for file in files}
+    def save(self, files: Iterable[FileOnDisk], *, all_files: bool = True) -> None:
+        """Write the changed notes about ``files``. An error while writing is ignored.
+
+        ``all_files``: there are no others, so notes about others are dropped.
+        """
+        there = {str(file.path) for file in files} | (set() if all_files else set(self._stored))
         document = {key: stored for key, stored in self._stored.items() if key in there}
         document |= {
             key: {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import draft_counts, draft_rounds
+from benchmarks import draft_counts, draft_models, draft_rounds
 from edgespec.bench.draft_log import MOST_PREDICTIONS, best_of, predictions, write_draft_log
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling
@@ -184,3 +184,29 @@ def test_accepted_guesses_are_those_on_the_answers_path() -> None:
     assert draft_rounds.accepted(tree, (0, 1, 2), [2, 3, 4, 5]) == 2
     assert draft_rounds.accepted(tree, (0, 1, 2, 3), [2]) == 1
     assert draft_rounds.accepted(tree, (), [1]) == 0
+
+
+def answers(*right: bool, places: int = 60) -> list[dict[str, Any]]:
+    """One log: answers of new tokens, in each of which the drafter is sure, and always right or always wrong."""
+    lines = []
+    for number, hits in enumerate(right):
+        ids = list(range(1000 * number + 1, 1000 * number + 1 + places))
+        drafted = [[[token if hits else -token, 0.9]] for token in ids]
+        lines.append({"category": f"c{number}", "prompt_tokens": [0], "token_ids": ids, "drafter": drafted})
+    return lines
+
+
+def test_a_drafting_model_is_chosen_for_each_answer_by_what_it_would_have_guessed() -> None:
+    machine = draft_models.Machine(tuple(1.0 + 0.01 * rows for rows in range(8)), (0.1, 0.1))
+    found = draft_models.compared([answers(True, False), answers(False, True)], machine)
+    speed = {name: own["speed"] for name, own in found.items()}
+    assert min(speed[name] for name in ("best_answer", "recent", "hindsight")) > 1.1 * max(speed["A"], speed["B"])
+    assert speed["best_answer"] > 2.0 * speed["hindsight"], "14 tokens are lost, and then a pause"
+    assert found["A"]["by_category"]["c0"] > 2.5 > 1.05 > found["A"]["by_category"]["c1"] > 0.9
+    same = draft_models.compared([answers(True), answers(True)], machine)
+    assert len({own["speed"] for own in same.values()}) == 1
+
+
+def test_the_better_model_counts_its_price() -> None:
+    machine = draft_models.Machine((1.0,) * 8, (0.3, 0.1))
+    assert [machine.better(rates) for rates in ((0.7, 0.7), (0.9, 0.2))] == [1, 0]

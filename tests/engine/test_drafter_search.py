@@ -22,6 +22,7 @@ from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.home import Home, home as users_home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading
+from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import POSITIONS, AcceptancePrior
 from edgespec.runtimes.native import runtime
 from edgespec.store import locate
@@ -30,11 +31,12 @@ from edgespec.store.families import families
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.store.test_families import header
+from tests.support.foreign_vocabularies import in_another_order
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.other_programs import LIBRARY, User
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_models import TinyModels, put_into_store
+from tests.support.tiny_models import TinyModels, invent_measurements, put_into_store
 from tests.support.vocabularies import real_vocabularies
 
 
@@ -488,6 +490,57 @@ def test_a_drafter_with_the_targets_vocabulary_comes_before_faster_ones_that_are
     own = Judgement(speedup=1.2, share=0.5, why_not=None)
     translated = Judgement(speedup=2.0, share=0.1, why_not=None, translated=True)
     assert sorted([translated, own], key=lambda each: each.order) == [own, translated]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "beats"),
+    [
+        ((1.5, True, None), (1.4, True, None), True),
+        ((1.5, True, None), (1.49, True, None), False),
+        ((1.5, False, None), (1.2, True, None), False),
+        ((1.5, True, None), (1.2, False, None), False),
+        ((1.5, True, Reason("cannot_pay", "x")), (1.2, True, None), False),
+        ((None, True, None), (None, True, None), False),
+    ],
+    ids=["faster", "as fast", "not measured", "the other not measured", "refused", "no times"],
+)
+def test_one_drafter_beats_another_where_both_were_measured(
+    one: tuple[float | None, bool, Reason | None], other: tuple[float | None, bool, Reason | None], beats: bool
+) -> None:
+    mine, its = (
+        Judgement(speedup=speedup, share=0.1, why_not=why, measured=measured)
+        for speedup, measured, why in (one, other)
+    )
+    assert mine.beats(its) is beats
+
+
+def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_measured_and_it_is_faster(
+    user: User, tiny: TinyModels, home: Home, tmp_path: Path
+) -> None:
+    sibling, universal, settings = "qwen2.5-coder-0.5b", drafter_search.UNIVERSAL, {"store_home": home, "threads": 1}
+    put_into_store(home, "qwen2.5-coder-1.5b", tiny.slow.read_bytes())
+    put_into_store(home, sibling, tiny.drafter.read_bytes())
+    put_into_store(home, universal, in_another_order(tiny.drafter, tmp_path / "other.gguf").read_bytes())
+
+    def chosen(**named: str) -> Engine:
+        return Engine.load("qwen2.5-coder-1.5b", runtime="native", **settings, **named)  # type: ignore[arg-type]
+
+    with chosen() as engine:
+        assert (drafter_of(engine), why_not(engine)) == (sibling, {universal: "other_drafter"})
+        assert "once both are measured" in engine.considered_drafters[0].verdict.text
+    for name, draft_s in ((sibling, 0.03), (universal, 0.01)):
+        with chosen(draft=name) as engine:
+            prior = AcceptancePrior(by_position=(0.7,) * POSITIONS, tokens=100.0)
+            known = engine.measurements
+            invent_measurements(engine, 0.1, draft_s)
+            known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
+    with chosen() as engine:
+        assert (drafter_of(engine), why_not(engine)) == (universal, {sibling: "other_drafter"})
+        assert engine.considered_drafters[0].verdict.text.startswith("measured here, ")
+        assert engine.pair.pool.drafter is not None
+        assert engine.pair.pool.drafter.file.token_map is not None
+    with chosen(draft=sibling) as engine:
+        assert drafter_of(engine) == sibling
 
 
 # ------------------------------------------------------------------------------------------------ real models

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from edgespec.bench.draft_log import predictions
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round
@@ -214,3 +216,15 @@ def test_of_equal_files_the_one_with_the_targets_vocabulary_drafts(
         assert drafter.file.name == "own"
         (other,) = engine.considered_drafters
         assert other.verdict.code == "other_drafter"
+
+
+def test_the_log_of_predictions_has_room_for_a_text_that_takes_more_of_its_tokens(
+    tiny: TinyModels, foreign: dict[str, Path]
+) -> None:
+    with tiny.load(draft=str(foreign["fewer words"]), draft_weights="file") as engine:
+        engine.load_drafter()
+        text = engine.tokenizer.encode("the water is the water")
+        drafter = engine.pair.pool.drafter_in_targets_tokens()
+        with closing(drafter.open(len(text))) as sequence, pytest.raises(ContextFullError):
+            sequence.forward(text, 0)
+        assert len(predictions(drafter, text[:1], text[1:])) == len(text) - 1

@@ -39,14 +39,21 @@ class ChosenDrafter:
 def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements, tell: LoadProgress) -> FoundDrafter:
     """The drafter's file. Raises what locating raises for a drafter that the profile names.
 
-    The profile's, else the catalogue's, else the one on this machine that is expected to gain most.
+    The profile's, else the catalogue's or a translated one that was measured to be faster here, else the one on this
+    machine that is expected to gain most.
     """
+    can_verify = target.model.facts.can_rewind
+
+    def opened() -> DrafterSearch:
+        return DrafterSearch(target, locator, store, _request(target.prepare, None), tell)
 
     def search() -> FoundDrafter:
-        can_verify, request = target.model.facts.can_rewind, _request(target.prepare, None)
-        return DrafterSearch(target, locator, store, request, tell).run() if can_verify else FoundDrafter()
+        return opened().run() if can_verify else FoundDrafter()
 
-    return find_drafter(target.prepare.profile, target.model.file, locator, search, tell)
+    def faster(found: FoundDrafter) -> FoundDrafter:
+        return opened().or_faster(found) if can_verify else found
+
+    return find_drafter(target.prepare.profile, target.model.file, locator, search, faster, tell)
 
 
 def choose_drafter(

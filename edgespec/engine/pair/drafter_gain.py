@@ -14,6 +14,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
 from edgespec.planning.choice.options import Candidate, Ranking, Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
+from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 
 # Largest share of the target's bytes that a draft token may read where no times are known. With 0.6 of the tokens
@@ -30,21 +31,28 @@ class Judgement:
     """``speedup`` is the expected one over plain decoding; None without times. ``why_not``: None to accept.
 
     ``share`` is what a draft token reads, divided by what a plain step reads. ``translated``: its
-    vocabulary is another one.
+    vocabulary is another one. ``measured``: the times, and how often it is right, are those of this machine.
     """
 
     speedup: float | None
     share: float
     why_not: Reason | None
     translated: bool = False
+    measured: bool = False
 
     @property
     def order(self) -> tuple[bool, float, float]:
         """Sort key: the target's vocabulary first, then larger gains, then fewer bytes.
 
-        How often translated guesses are right depends on the language, and their speed was not measured yet.
+        How often translated guesses are right depends on the language, so by estimates they lose (``beats``).
         """
         return (self.translated, 0.0 if self.speedup is None else -round(self.speedup, 6), self.share)
+
+    def beats(self, other: Judgement) -> bool:
+        """Whether both were measured on this machine, and this one is faster by more than measurements differ."""
+        if self.why_not is not None or not (self.measured and other.measured):
+            return False
+        return (self.speedup or 0.0) > SLOWER_ALLOWED * (other.speedup or 0.0)
 
 
 def judge_drafter(
@@ -69,13 +77,15 @@ def judge_drafter(
         return known.ranking(probe, known_so_far, Placements(), allowed_bytes, loaded=False)
 
     prior = expected_acceptance(MODEL, translated=drafting.translated is not None)
-    usual = replace(_judge(rank({MODEL: (prior,)}), share), translated=drafting.translated is not None)
+    usual, translated = _judge(rank({MODEL: (prior,)}), share), drafting.translated is not None
     if MODEL not in known.priors:
-        return usual
+        return replace(usual, translated=translated)
     taught = _judge(rank(costs.acceptance), share)
-    if usual.why_not is not None:
-        return replace(taught, translated=usual.translated) if taught.why_not is None else usual
-    return replace(usual, speedup=taught.speedup)
+    if usual.why_not is None:
+        usual = replace(usual, speedup=taught.speedup)
+    elif taught.why_not is None:
+        usual = taught
+    return replace(usual, translated=translated, measured=costs.measured and costs.quiet)
 
 
 def _judge(ranking: Ranking | None, share: float) -> Judgement:

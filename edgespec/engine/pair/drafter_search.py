@@ -25,6 +25,7 @@ from edgespec.files.checked import to_json
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading, LoadProgress
+from edgespec.files.token_map import NO_MAP
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.prepared import Preparation
@@ -66,11 +67,13 @@ def find_drafter(
     target: LocatedModel,
     locator: Locator,
     search: Callable[[], FoundDrafter],
+    faster: Callable[[FoundDrafter], FoundDrafter],
     tell: LoadProgress,
 ) -> FoundDrafter:
     """The drafter that the profile or the catalogue names, else the one that ``search`` finds.
 
-    A missing drafter is an error only if the profile names it. Raises what locating raises for such a drafter.
+    ``faster`` is asked for a better one than the catalogue's. A missing drafter is an error only if the profile names
+    it. Raises what locating raises for such a drafter.
     """
     if profile.draft == "none" or profile.depth == 0:
         return FoundDrafter()
@@ -86,7 +89,7 @@ def find_drafter(
     except EdgespecError as error:
         found, named = search(), error.message + (f"; {error.hint}" if error.hint else "")
         return found if found.file is not None else replace(found, off=named)
-    return _named(target, located, tell)
+    return faster(_named(target, located, tell))
 
 
 def _named(target: LocatedModel, drafter: LocatedModel, tell: LoadProgress) -> FoundDrafter:
@@ -192,6 +195,9 @@ class DrafterSearch:
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
         judged.sort(key=lambda pair: pair[1].order)
+        first = next((each for _, each in judged if each.why_not is None), None)
+        if first is not None:  # a translated drafter that is measured to be faster comes before it
+            judged.sort(key=lambda pair: not (pair[1].translated and pair[1].beats(first)))
         found = FoundDrafter(off=self._why_none(judged))
         best: FileOnDisk | None = None
         for file, judgement in judged:
@@ -207,6 +213,39 @@ class DrafterSearch:
         self._notes.save(files)
         considered = tuple(_rejected(file, self._why_not[file]) for file in files if file in self._why_not)
         return replace(found, considered=considered)
+
+    def or_faster(self, found: FoundDrafter) -> FoundDrafter:
+        """``found``, or the universal drafter of the store where both were measured here and it is faster."""
+        if found.file is None or (file := self._universal()) is None or file.path == found.file.path.resolve():
+            return found
+        other = self._judged(file)
+        self._notes.save([file], all_files=False)
+        if other is None:
+            return replace(found, considered=(_rejected(file, self._why_not[file]),))
+        own = DraftingModel(facts=self._prepare.drafter(found.file).facts)
+        first = judge_drafter(self._measurements, self._facts, own, self._request, self._allowed_bytes)
+        better = self._locate(file) if other.beats(first) else None
+        if other.measured and first.measured:
+            less, more = sorted((first.speedup or 0.0, other.speedup or 0.0))
+            why = f"measured here, {less:.2f}x plain decoding is expected with it, {more:.2f}x with the other"
+        else:
+            why = "it is the first choice once both are measured and it is faster: --draft names it until then"
+        loser = UNIVERSAL if better is None else found.file.name
+        considered = (Rejected(what=loser, verdict=Reason("other_drafter", why), target=None),)
+        return replace(found, considered=considered, file=better or found.file)
+
+    def _universal(self) -> FileOnDisk | None:
+        """The universal drafter's file in the store; None without a sound one."""
+        try:
+            stored = self._locator.store.find(UNIVERSAL, self._locator.job)
+            if stored is None:
+                return None
+            path, seen = stored.path.resolve(), stored.path.stat()
+        except CancelledError:
+            raise
+        except (EdgespecError, OSError):
+            return None
+        return FileOnDisk(name=UNIVERSAL, path=path, bytes=stored.bytes, mtime_ns=seen.st_mtime_ns)
 
     def _why_none(self, judged: Sequence[tuple[FileOnDisk, Judgement]]) -> str:
         """Why there is no drafter: the reason against the best file with the target's vocabulary."""
@@ -224,12 +263,13 @@ class DrafterSearch:
         if file.bytes >= self._target.weight_bytes:
             self._why_not[file] = Reason("not_smaller", "it is as large as the target")
             return None
-        note, key = self._notes.of(file), self._key
-        if not _is_known(note, self._target.identity, key):
+        note = self._notes.of(file)
+        if not _is_known(note, self._target.identity, self._key_of(note)):
             if not self._has_time():
                 self._why_not[file] = Reason("not_looked_at", "it was not read yet: the next start continues")
                 return None
             self._look_at(file, note)
+        key = self._key_of(note)
         reason = _refusal(note, self._target.identity, key)
         if reason is not None:
             self._why_not[file] = reason
@@ -262,10 +302,19 @@ class DrafterSearch:
             return
         if note.refused is not None or note.vocabularies[self._target.identity] is not None:
             return
+        # Prepared apart: what is prepared for use has the map itself, which takes seconds to make.
+        own = self._prepare
+        prepare = Preparation(own.profile, own.threads, own.context_length)
+        if self._target.identity in note.translated:
+            located = replace(located, token_map=NO_MAP)
         try:
-            note.described[self._key] = {"facts": to_json(self._prepare.drafter(located).facts)}
+            note.described[self._key_of(note)] = {"facts": to_json(prepare.drafter(located).facts)}
         except EdgespecError as error:
-            note.described[self._key] = {"refused": error.message}
+            note.described[self._key_of(note)] = {"refused": error.message}
+
+    def _key_of(self, note: FileNote) -> str:
+        """The key of the file's description: with another vocabulary its weights are kept in other bits."""
+        return self._key + ("-translated" if self._target.identity in note.translated else "")
 
     def _compare(self, located: LocatedModel, note: FileNote) -> None:
         """Note whether the file's vocabulary is the target's, or can be translated."""
