@@ -44,13 +44,15 @@ ARMS_HELP = (
 class Arm:
     """One way to decode, with a separate session. ``script``: the tokens that the arm's replay drafter proposes.
 
-    ``drafts_with_model``: whether the drafting model may propose for the arm, so that it must be loaded.
+    ``drafts_with_model``: whether the drafting model may propose for the arm, so that it must be loaded. ``forks``:
+    whether further sessions like this one take memory for their text only.
     """
 
     name: str
     session: Session
     script: Script
     drafts_with_model: bool = False
+    forks: bool = False
 
 
 def parse_arms(names: str | None) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, M
         session=engine.session(speculation=speculation),
         script=script,
         drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == MODEL for drafter in drafting.drafters),
+        forks=(drafting.target or engine.target_model).facts.can_fork,
     )
 
 

@@ -29,12 +29,16 @@ class Dot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speedups:
-    """``arms``: name -> category ("" for all categories) -> dot. ``hidden``: number of categories without room."""
+    """``arms``: name -> category ("" for all categories) -> dot. ``hidden``: number of categories without room.
+
+    ``speeds``: name -> tokens a second, where they are known.
+    """
 
     arms: dict[str, dict[str, Dot]]
     categories: tuple[str, ...]
     hidden: int
     aa_ci95: tuple[float, float] | None
+    speeds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +106,11 @@ def read_speedups(report: Report) -> Speedups | None:
         categories=tuple(categories[:MAX_ROWS]),
         hidden=max(0, len(categories) - MAX_ROWS),
         aa_ci95=None if aa is None else (_positive(aa[0]), _positive(aa[1])),
+        speeds={
+            name: _positive(report["arms"][name]["decode_tokens_per_s_geomean"])
+            for name in arms
+            if report["arms"][name].get("decode_tokens_per_s_geomean") is not None
+        },
     )
 
 
@@ -193,14 +202,31 @@ def read_traffic(report: Report, calibration: Report | None) -> Traffic | None:
 
 
 def read_headline(report: Report) -> str:
+    """Two lines: the models, their threads and the day; the machine and the prompts."""
+    lines = (_models(report), _place(report))
+    return "\n".join("  ·  ".join(part for part in line if part) for line in lines if any(line))
+
+
+def _models(report: Report) -> list[str]:
+    plan = report.get("plan") or {}
+    target, drafter = plan.get("target") or {}, plan.get("drafter") or {}
+    threads = target.get("threads")
+    return [
+        short(target["model"]) if target.get("model") else "",
+        f"drafter {short(drafter['model'])}" if drafter.get("model") else "",
+        f"{threads} thread{'' if threads == 1 else 's'}" if threads else "",
+        short(report["date"]) if report.get("date") else "",
+    ]
+
+
+def _place(report: Report) -> list[str]:
     suite, machine = report.get("suite") or {}, report.get("machine") or {}
     prompts = len({pair["id"] for pair in report.get("pairs") or ()})
-    parts = [
+    return [
         short(machine["processor"], 60) if machine.get("processor") else "",
         f"suite {short(suite['name'])}" if suite.get("name") else "",
         f"{prompts} prompt{'' if prompts == 1 else 's'}" if prompts else "",
     ]
-    return "  ·  ".join(part for part in parts if part)
 
 
 def _positive(value: Any) -> float:

@@ -152,7 +152,8 @@ def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
         side_by_side = len(present) > 1 and isinstance(present[0], Speedups)
         height = max(heights[0], sum(heights[1:])) if side_by_side else sum(heights)
         figure: Any = Figure(
-            figsize=(11.5 if side_by_side else 6.6, height + (0.35 if title else 0)), layout="constrained"
+            figsize=(11.5 if side_by_side else 6.6, height + (0.35 + 0.17 * title.count("\n") if title else 0)),
+            layout="constrained",
         )
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1, wspace=0.02, hspace=0.03)
         if side_by_side:
@@ -207,6 +208,8 @@ def _draw_speedups(data: Speedups, axes: Any) -> None:
     for number, (name, dots) in enumerate(data.arms.items()):
         colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
         label = f"{short(name)}: {dots[''].value:.2f}×"
+        if name in data.speeds:
+            label += f", {data.speeds[name]:.1f} tokens/s"
         axes.plot([], [], color=colour, marker=marker, markersize=6, linewidth=1.6, label=label)
         for row, category in enumerate(rows):
             dot = dots.get(category)
@@ -240,8 +243,8 @@ def _draw_speedups(data: Speedups, axes: Any) -> None:
     more = f"\n{data.hidden} more categories are not shown" if data.hidden else ""
     axes.set(
         ylim=(len(rows) - 0.5, -0.5),
-        xlabel=f"decode speed as a multiple of plain decoding's, with 95 % interval (log scale){more}",
-        title="Speed-up by category",
+        xlabel=f"decoding speed over plain decoding's, with 95 % interval (log scale){more}",
+        title="How many times as fast as plain decoding",
     )
     legend_below(axes, lines=2 if data.hidden else 1, columns=2)
 
@@ -259,10 +262,10 @@ def _draw_curves(data: Curves, axes: Any) -> None:
     top = max(2.0, 1.08 * max(ratio for points in data.lines.values() for _, ratio in points))
     axes.plot([1, widest], [1, 1], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
     axes.plot([1, widest], [1, widest], color=GREY, linewidth=1, linestyle=(0, (1, 2)))
-    axes.annotate("y = 1: rows are free", (widest, 1), (0, -3), textcoords="offset points", ha="right", va="top",
+    axes.annotate("y = 1: more are free", (widest, 1), (0, -3), textcoords="offset points", ha="right", va="top",
                   color=GREY, fontsize=8)  # fmt: skip
     end = 0.94 * min(top, widest)
-    axes.annotate("y = w", (end, end), (5, -2), textcoords="offset points", ha="left", va="top",
+    axes.annotate("y = w: no gain", (end, end), (5, -2), textcoords="offset points", ha="left", va="top",
                   color=GREY, fontsize=8)  # fmt: skip
     for number, (label, points) in enumerate(data.lines.items()):
         axes.plot(
@@ -285,11 +288,11 @@ def _draw_curves(data: Curves, axes: Any) -> None:
     axes.set(
         xlim=(min(0.8, 1 - widest / 60), widest * 1.02),
         ylim=(0, top),
-        xlabel="width w: rows scored in one forward",
-        ylabel="T(w) / T(1)",
-        title="What a wider forward costs",
+        xlabel="tokens checked in one step (width w)",
+        ylabel="times as long as one token, T(w) / T(1)",
+        title="How long checking several tokens at once takes",
     )
-    legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
+    legend_below(axes, lines=1, columns=1, title=", ".join(filter(None, (data.common, "as calibrated"))) + ":")
 
 
 def _draw_traffic(data: Traffic, axes: Any) -> None:
@@ -306,7 +309,7 @@ def _draw_traffic(data: Traffic, axes: Any) -> None:
         ylim=(len(data.arms) - 0.5, -0.5),
         xlim=(0, 1.36 * max(data.measured, *data.arms.values()) / giga),
         xlabel=f"GB/s read: used (dark) of {data.measured / giga:.1f} measured (light)",
-        title="Memory bandwidth used",
+        title="How much of the memory's bandwidth is used",
     )
 
 
@@ -387,9 +390,9 @@ def draw_runtimes(data: Runtimes, axes: Any, arms: Sequence[str] = ()) -> None:
     axes.set_yticks([], minor=True)
     axes.grid(axis="y")
     axes.set(
-        xlabel="width w: rows scored in one forward (log scale)",
-        ylabel="T(w) in ms (log scale)",
-        title="What a forward costs in each runtime",
+        xlabel="tokens checked in one step, width w (log scale)",
+        ylabel="ms a step, T(w) (log scale)",
+        title="How long a step takes in each runtime",
     )
     legend_below(axes, lines=1, columns=1, title=f"{data.common}:" if data.common else "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from edgespec.bench import run
@@ -41,21 +42,28 @@ def run_until_quiet(
     on_answer: run.Progress | None = None,
     on_repeat: OnRepeat | None = None,
     stop: threading.Event | None = None,
+    within_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[run.Answer]:
     """The answers of ``run_passes``, with every disturbed prompt repeated up to three times.
 
-    All answers are kept. Raises what ``run_passes`` raises.
+    With ``within_s`` only so many are repeated as are expected to end within this time from the start on. All answers
+    are kept. Raises what ``run_passes`` raises.
     """
     answers: list[run.Answer] = []
-    chosen = list(prompts)
+    chosen, began, each_s = list(prompts), clock(), 0.0
     for repeat in range(1 + REPEATS):
         if repeat:
             again = set(disturbed(answers))
             chosen = [prompt for prompt in chosen if prompt.id in again]
+            if within_s is not None and each_s > 0:
+                chosen = chosen[: max(0, int((within_s - (clock() - began)) / each_s))]
             if not chosen:
                 break
             if on_repeat is not None:
                 on_repeat(chosen, repeat)
         first = 2 * settings.passes * repeat
         answers += run.run_passes(engine, arms, chosen, settings, first_turn=first, on_answer=on_answer, stop=stop)
+        if not repeat and prompts:
+            each_s = (clock() - began) / len(prompts)
     return answers

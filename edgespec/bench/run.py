@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 
 from edgespec.bench import LEAST_PASSES
-from edgespec.bench.arms import PLAIN, Arm
+from edgespec.bench.arms import AGAIN, PLAIN, Arm
 from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
-from edgespec.errors import CancelledError, EdgespecError, PromptTooLongError
+from edgespec.engine.session import Session
+from edgespec.errors import CancelledError, EdgespecError, MemoryLimitError, PromptTooLongError
 from edgespec.interfaces.policy import RoundRecord
+
+# So many prompts have sessions, which hold the prompts' caches until the run ends: the suite "quick", and some more.
+MOST_KEPT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,57 +87,101 @@ def run_passes(
     Raises PromptTooLongError before anything is decoded, CancelledError once ``stop`` is set, and what generating
     raises.
 
-    Within a pass the arms answer each prompt in the order A B B A. Before that the prompt is answered plainly once,
-    uncounted, which warms up the machine and gives the replay drafters their script. Unless the run is cold, the
-    drafter is loaded and every arm reads the prompt first, so that its answers find the prompt in the caches of
-    target and drafter, as the next answer of a conversation does.
+    Within a pass the arms answer each prompt in the order A B B A. Before the first the prompt is answered plainly
+    once, uncounted, which warms up the machine and gives the replay drafters their script. Unless the run is cold,
+    the drafter is loaded and every arm reads the prompt first, so that its answers find the prompt in the caches of
+    target and drafter, as the next answer of a conversation does. Few prompts are read once, as each has sessions.
     """
     if not settings.cold and any(arm.drafts_with_model for arm in arms):
         with suppress(EdgespecError):  # the answers are then plain and state the reason
             engine.load_drafter()
-    by_name = {arm.name: arm for arm in arms}
-    names = list(by_name)
+    names = [arm.name for arm in arms]
     encoded = {prompt.id: _encoded(engine, prompt) for prompt in prompts}
     raw = not engine.has_chat_template  # a model without a chat template continues the prompt
     answers: list[Answer] = []
     total = settings.passes * len(prompts) * 2 * len(names)
-    for number in range(settings.passes):
-        for position, prompt in enumerate(shuffled(prompts, settings.seed + number)):
-            reference, _ = _answer(by_name[PLAIN], prompt, settings, raw=raw, cold=False)
-            if not settings.cold:
-                # So that no arm's first answer directly follows the reading of the prompt.
-                for arm in arms:
-                    _answer(arm, prompt, replace(settings, max_tokens=1), raw=raw, cold=False)
-                    for reading in arm.session.read_ahead():
-                        reading.exception()
-            known = [*encoded[prompt.id], *reference.token_ids]
-            seen = dict.fromkeys(names, 0)
-            for name in abba(names, 1, settings.seed + number + position):
-                if stop is not None and stop.is_set():
-                    raise CancelledError("the benchmark was interrupted")
-                arm = by_name[name]
-                arm.script.tokens = known
-                if settings.rest_s:
-                    time.sleep(settings.rest_s)
-                done, rounds = _answer(arm, prompt, settings, raw=raw, cold=settings.cold)
-                answer = Answer(
-                    prompt_id=prompt.id,
-                    category=prompt.category,
-                    arm=name,
-                    turn=first_turn + 2 * number + seen[name],
-                    prompt_tokens=done.stats.prompt_tokens,
-                    tokens=done.stats.emitted_tokens,
-                    decode_s=done.stats.decode_s or 0.0,
-                    ttft_s=done.stats.ttft_s if settings.cold else None,
-                    identical=done.token_ids == reference.token_ids,
-                    rounds=rounds,
-                    stats=done.stats,
-                )
-                seen[name] += 1
-                answers.append(answer)
-                if on_answer is not None:
-                    on_answer(answer, len(answers), total)
+    with closing(_Prompts(arms, settings, raw=raw, keeps=len(prompts) <= MOST_KEPT)) as known:
+        for number in range(settings.passes):
+            for position, prompt in enumerate(shuffled(prompts, settings.seed + number)):
+                own, reference = known.read(prompt)
+                tokens = [*encoded[prompt.id], *reference.token_ids]
+                seen = dict.fromkeys(names, 0)
+                for name in abba(names, 1, settings.seed + number + position):
+                    if stop is not None and stop.is_set():
+                        raise CancelledError("the benchmark was interrupted")
+                    arm = own[name]
+                    arm.script.tokens = tokens
+                    if settings.rest_s:
+                        time.sleep(settings.rest_s)
+                    done, rounds = _answer(arm, prompt, settings, raw=raw, cold=settings.cold)
+                    answer = Answer(
+                        prompt_id=prompt.id,
+                        category=prompt.category,
+                        arm=name,
+                        turn=first_turn + 2 * number + seen[name],
+                        prompt_tokens=done.stats.prompt_tokens,
+                        tokens=done.stats.emitted_tokens,
+                        decode_s=done.stats.decode_s or 0.0,
+                        ttft_s=done.stats.ttft_s if settings.cold else None,
+                        identical=done.token_ids == reference.token_ids,
+                        rounds=rounds,
+                        stats=done.stats,
+                    )
+                    seen[name] += 1
+                    answers.append(answer)
+                    if on_answer is not None:
+                        on_answer(answer, len(answers), total)
     return answers
+
+
+class _Prompts:
+    """Has prompts answered plainly and, unless the run is cold, read by every arm.
+
+    ``keeps``: each prompt has its own sessions if all arms fork, and so is read once.
+    """
+
+    def __init__(self, arms: Sequence[Arm], settings: RunSettings, *, raw: bool, keeps: bool) -> None:
+        self._arms, self._settings, self._raw = arms, settings, raw
+        self._keeps = keeps and not settings.cold and all(arm.forks for arm in arms)
+        self._kept: dict[str, tuple[dict[str, Arm], Done]] = {}
+        self._opened: list[Session] = []
+
+    def read(self, prompt: Prompt) -> tuple[dict[str, Arm], Done]:
+        """The arms with their sessions for this prompt, and plain decoding's answer."""
+        if prompt.id in self._kept:
+            return self._kept[prompt.id]
+        arms = {arm.name: arm for arm in self._arms}
+        plain = arms[PLAIN] = self._own(arms[PLAIN])
+        reference, _ = _answer(plain, prompt, self._settings, raw=self._raw, cold=False)
+        for arm in self._arms:
+            if arm.name != PLAIN:
+                arms[arm.name] = self._own(arm, like=plain if arm.name == AGAIN else arm)
+        if not self._settings.cold:
+            # So that no arm's first answer directly follows the reading of the prompt.
+            for arm in arms.values():
+                _answer(arm, prompt, replace(self._settings, max_tokens=1), raw=self._raw, cold=False)
+                for reading in arm.session.read_ahead():
+                    reading.exception()
+        if self._keeps:
+            self._kept[prompt.id] = arms, reference
+        return arms, reference
+
+    def _own(self, arm: Arm, like: Arm | None = None) -> Arm:
+        """The arm with a session for one prompt, whose cache begins as that of ``like``."""
+        if not self._keeps:
+            return arm
+        try:
+            session = (like or arm).session.branch()
+        except MemoryLimitError:
+            self._keeps = False
+            return arm
+        self._opened.append(session)
+        return replace(arm, session=session)
+
+    def close(self) -> None:
+        """Close the sessions of the prompts."""
+        for session in self._opened:
+            session.close()
 
 
 def _encoded(engine: Engine, prompt: Prompt) -> list[int]:

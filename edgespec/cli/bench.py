@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,10 +25,22 @@ from edgespec.bench.suite import (
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ModelFlags, SamplingFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
-from edgespec.cli.terminal.output import State, note, print_error, print_json
+from edgespec.cli.terminal.output import State, note, print_error, print_json, stderr_is_rich
+from edgespec.cli.terminal.reading import time_left
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home
+
+# Tokens of an answer. So the suite "quick", with the calibration of a first run, takes less than three minutes where
+# a token takes 30 ms (1.5B, two cores of an AMD EPYC). Fewer tokens give a wider interval.
+_TOKENS, _QUICK = 20, "quick"
+
+# Disturbed prompts of the suite "quick" are run again as long as the run is expected to end within this time.
+_WITHIN_S = 170.0
+
+# For the time that reading takes: characters a token (English and code), and tokens read in the time of one decoded,
+# as on two cores of an AMD EPYC (150 and 33 a second).
+_CHARACTERS, _READ_AT_ONCE = 4, 4.5
 
 # What a report says of the sampling.
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
@@ -54,7 +67,7 @@ def bench(
             help=f"{', '.join(BUILTIN_SUITES)}, or your own prompts: a line each, or JSON Lines.",
             autocompletion=suggestions.for_suite,
         ),
-    ] = "quick",
+    ] = _QUICK,
     arms: Annotated[
         str | None,
         rare("--arms", metavar="NAME,…", help="Ways to decode, such as model-depth-2; plain is always included."),
@@ -65,7 +78,7 @@ def bench(
     ] = LEAST_PASSES,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", metavar="N", min=2, help="Longest answer, in tokens.")
-    ] = 32,
+    ] = _TOKENS,
     drawn: SamplingFlags,
     seed: Annotated[
         int, rare("--seed", metavar="N", help="Seed of every arm: the same seed gives the same text.")
@@ -115,7 +128,7 @@ def bench(
     from edgespec.decoding.sampling import Sampling
     from edgespec.engine.pair.calibration_report import calibration_report
 
-    state = state_of(ctx)
+    state, began = state_of(ctx), time.monotonic()
     names = parse_arms(arms)
     sampling = drawn.over(Sampling(), seed=seed)
     name, prompts = _prompts(suite, limit, category or [])
@@ -137,8 +150,15 @@ def bench(
         )
         words = f"{_count(len(prompts), 'prompt')}, each answered {2 * passes} times in each way"
         note(f"{words} ({', '.join((*names, *own))}){_duration(engine, prompts, settings, len(opened))}")
+        progress = _Progress((FASTEST, *own), live=stderr_is_rich() and not state.quiet)
         answers = run_until_quiet(
-            engine, opened, prompts, settings, on_answer=_Progress((FASTEST, *own)), on_repeat=_tell_repeat
+            engine,
+            opened,
+            prompts,
+            settings,
+            on_answer=progress,
+            on_repeat=progress.again,
+            within_s=_WITHIN_S - (time.monotonic() - began) if suite == _QUICK else None,
         )
         bandwidth = load_bandwidth(home().measurements, engine.machine)
         report = bench_report(
@@ -148,7 +168,13 @@ def bench(
             read_bytes_per_s=None if bandwidth is None else bandwidth.read_bytes_per_s,
             compared={name: model.facts for name, model in own.items()},
         )
-        report |= {"runtimes": runtimes_json(times), "max_tokens": max_tokens, "passes": passes, "cold": cold}
+        report |= {
+            "runtimes": runtimes_json(times),
+            "max_tokens": max_tokens,
+            "passes": passes,
+            "cold": cold,
+            "date": time.strftime("%Y-%m-%d"),
+        }
         report |= {"sampling": {name: getattr(sampling, name) for name in _DRAWN}}
         calibration = calibration_report(engine.pair, bandwidth).as_json()
         if log is not None:
@@ -200,13 +226,18 @@ def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str,
 
 
 def _duration(engine: Engine, prompts: list[Prompt], settings: RunSettings, arms: int) -> str:
-    """How long plain decoding alone would take at most, in words; empty if it was not measured."""
+    """How long it takes at most without what guesses gain, in words; empty if plain decoding was not measured."""
+    from edgespec.bench.run import MOST_KEPT
+
     curves = engine.measurements.costs().curves
     if curves is None:
         return ""
-    # Each pass answers a prompt once more before the answers that count.
-    tokens = settings.passes * (1 + 2 * arms) * sum(prompt.longest(settings.max_tokens) for prompt in prompts)
-    minutes = tokens * curves.at(0).seconds(1) / 60
+    # Each prompt is answered once more before the answers that count, and read by each arm.
+    tokens = (1 + 2 * arms * settings.passes) * sum(prompt.longest(settings.max_tokens) for prompt in prompts)
+    step_s = curves.at(0).seconds(1)
+    read = sum(len(prompt.prompt) for prompt in prompts) / _CHARACTERS
+    read *= arms * (2 * settings.passes if settings.cold else 1 if len(prompts) <= MOST_KEPT else settings.passes)
+    minutes = step_s * (tokens + read / _READ_AT_ONCE) / 60
     return ": less than a minute" if minutes < 1 else f": about {math.ceil(minutes)} minutes"
 
 
@@ -285,30 +316,49 @@ def _check_plot(path: Path) -> None:
 
 
 class _Progress:
-    """Prints a progress line after each tenth of the answers, and a line for each answer that wrongly differs.
+    """Says how many answers there are: a line that is renewed on a terminal, elsewhere one after each tenth.
 
-    Answers of arms in ``other_class`` may differ from plain decoding's.
+    Each answer that wrongly differs has a line. Answers of arms in ``other_class`` may differ from plain decoding's.
     """
 
-    def __init__(self, other_class: tuple[str, ...] = ()) -> None:
+    def __init__(self, other_class: tuple[str, ...] = (), *, live: bool = False) -> None:
         self._next = 0.1
         self._other_class = other_class
+        self._live = live
+        self._began = time.monotonic()
 
     def __call__(self, answer: Answer, done: int, total: int) -> None:
         if done == 1:
             self._next = 0.1
-        if done / total >= self._next or done == total:
+        if self._live:
+            each_s = (time.monotonic() - self._began) / done
+            text = f"{done} of {total} answers · {time_left(each_s * (total - done))} left"
+            self._write(f"\x1b[2m{text}\x1b[0m" if done < total else "")
+        elif done / total >= self._next or done == total:
             self._next = done / total + 0.1
             note(f"{done} of {total} answers", dim=True)
         if not answer.identical and answer.arm not in self._other_class:
-            note(f"{answer.prompt_id} differs from plain decoding in arm {answer.arm}")
+            self.tell(f"{answer.prompt_id} differs from plain decoding in arm {answer.arm}")
 
+    def tell(self, line: str) -> None:
+        """Print a line in place of the renewed one."""
+        if self._live:
+            self._write("")
+        note(line)
 
-def _tell_repeat(prompts: Sequence[Prompt], repeat: int) -> None:
-    from edgespec.bench.repeats import DISTURBED, REPEATS
+    def again(self, prompts: Sequence[Prompt], repeat: int) -> None:
+        """These prompts are run again."""
+        from edgespec.bench.repeats import DISTURBED, REPEATS
 
-    what = f"times of plain decoding varied by more than {100 * DISTURBED:.0f} %"
-    note(f"{what} on {', '.join(prompt.id for prompt in prompts)}: run again ({repeat} of at most {REPEATS} times)")
+        what = f"times of plain decoding varied by more than {100 * DISTURBED:.0f} %"
+        named = ", ".join(prompt.id for prompt in prompts)
+        self.tell(f"{what} on {named}: run again ({repeat} of at most {REPEATS} times)")
+        self._began = time.monotonic()
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(f"\r{text}\x1b[K")
+        sys.stderr.flush()
 
 
 # ------------------------------------------------------------------------------------------------ the report

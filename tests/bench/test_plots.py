@@ -39,7 +39,9 @@ def report() -> dict[str, Any]:
     plain = arm(1.0) | {"speedup": {"geomean": 1.0, "ci95": [1.0, 1.0], "by_category": {}}}
     return {
         "schema_version": 1,
+        "date": "2026-11-28",
         "machine": {"processor": "Example CPU & Sons"},
+        "plan": {"target": {"model": "big", "threads": 4}, "drafter": {"model": "small"}},
         "suite": {"name": "quick", "sha256": "0" * 64},
         "arms": {"plain": plain, "planned": arm(1.5, chat=1.1, code=2.0), "lookup $4$": arm(1.2, chat=0.9)},
         "pairs": [
@@ -105,18 +107,19 @@ def test_a_plotted_report_names_everything_it_shows(
     plot_report(report, calibration, path)
     shown = texts(path)
     for text in (
+        "big  ·  drafter small  ·  4 threads  ·  2026-11-28",
         "Example CPU & Sons  ·  suite quick  ·  2 prompts",
         "all prompts",
         "chat",
         "code",
-        "planned: 1.50×",
+        "planned: 1.50×, 15.0 tokens/s",
         "lookup $4$: 1.20×",
         "plain against itself",
         "95 % interval",
         "T(w) / T(1)",
         "big, 4 threads",
         "small, 1 thread",
-        "llama, cpu, 256 tokens of context:",
+        "llama, cpu, 256 tokens of context, as calibrated:",
         "10.0 GB/s, 50 %",
         "of 20.0 measured",
     ):

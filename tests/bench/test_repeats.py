@@ -70,6 +70,33 @@ def test_only_disturbed_prompts_are_repeated_and_all_answers_kept(monkeypatch: p
     assert disturbed(answers) == ["c"], "still disturbed, and reported"
 
 
+@pytest.mark.parametrize(
+    ("within_s", "repeated"), [(None, [3, 3, 3]), (100.0, [3, 3, 3]), (5.0, [2]), (3.5, []), (1.0, [])]
+)
+def test_repeats_that_would_not_end_in_time_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, within_s: float | None, repeated: list[int]
+) -> None:
+    now = 0.0
+
+    def run_passes(_engine: object, _arms: object, prompts: list[Prompt], *_: object, **__: object) -> list[Answer]:
+        nonlocal now
+        now += len(prompts)  # a second each
+        return [answer for prompt in prompts for answer in again(1.5, prompt=prompt.id)]
+
+    monkeypatch.setattr(run_module, "run_passes", run_passes)
+    told = list[int]()
+    run_until_quiet(
+        ENGINE,
+        ARMS,
+        PROMPTS,
+        RunSettings(),
+        on_repeat=lambda prompts, _: told.append(len(prompts)),
+        within_s=within_s,
+        clock=lambda: now,
+    )
+    assert told == repeated
+
+
 def test_repeated_passes_continue_the_turn_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, _, _ = ran(monkeypatch, lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}, passes=5)
     assert [first_turn for _, first_turn in ids(fake)] == [10 * repeat for repeat in range(1 + REPEATS)]

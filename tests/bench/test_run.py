@@ -18,6 +18,7 @@ from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, MemoryLimitError, PromptTooLongError
 from tests.engine.answers import plain_text
 from tests.support.bench_answers import require_depth
@@ -301,6 +302,39 @@ def test_warm_prompts_are_cached_and_have_no_time_to_first_token(engine: Engine,
         assert (answer.ttft_s, answer.request_s) == (None, None)
         if answer.turn == 1 or answer.arm == "plain":  # the reference answer read the prompt for the plain arm
             assert answer.stats.cached_tokens == answer.prompt_tokens - 1
+
+
+@pytest.mark.parametrize(("kept", "read"), [(len(PROMPTS), 1), (len(PROMPTS) - 1, 2)])
+def test_few_prompts_are_read_once(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch, kept: int, read: int
+) -> None:
+    """More prompts are read again in each pass; in both cases every answer finds its prompt in the cache."""
+    monkeypatch.setattr(module, "MOST_KEPT", kept)
+    references = list[str]()
+    real = module._answer
+
+    def answered(arm: Arm, each: Prompt, how: RunSettings, **more: bool) -> object:
+        if arm.name == "plain" and how.max_tokens == 1:  # what follows the reference answer
+            references.append(each.id)
+        return real(arm, each, how, **more)
+
+    monkeypatch.setattr(module, "_answer", answered)
+    answers = run_passes(engine, opened, PROMPTS, settings(passes=2))
+    assert sorted(references) == sorted(each.id for each in PROMPTS for _ in range(read))
+    assert all(answer.stats.cached_tokens == answer.prompt_tokens - 1 for answer in answers if answer.arm == "plain")
+    assert [answer.identical for answer in answers] == [True] * len(answers)
+
+
+def test_without_memory_for_more_sessions_prompts_are_read_again(
+    engine: Engine, opened: list[Arm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_session: Session) -> Session:
+        raise MemoryLimitError("full", needed_bytes=2, available_bytes=1)
+
+    monkeypatch.setattr(Session, "branch", full)
+    answers = run_passes(engine, opened, PROMPTS, settings(passes=2))
+    assert len(answers) == 2 * 2 * 3 * len(PROMPTS)
+    assert all(answer.identical for answer in answers)
 
 
 def test_cold_prompts_are_read_for_every_answer(engine: Engine) -> None:

@@ -41,7 +41,7 @@ def test_the_runtime_plot_labels_each_model_with_time_and_ratio(tmp_path: Path, 
     plot_report(report, None, path)
     shown = texts(path)
     for text in (
-        "What a forward costs in each runtime",
+        "How long a step takes in each runtime",
         "cpu, 2 threads, 96 tokens of context:",
         "llama:whole:  T(1) 40 ms (1.00×)",
         "onnx:export:  T(1) 50.4 ms (1.26×)",

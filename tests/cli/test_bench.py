@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import time
@@ -252,6 +253,18 @@ def test_bench_prints_a_progress_line_after_each_tenth_of_the_answers(capsys: py
     assert "p differs from plain decoding in arm planned" in lines
 
 
+def test_on_a_terminal_one_line_is_renewed_and_gone_before_anything_else(capsys: pytest.CaptureFixture[str]) -> None:
+    show = module._Progress(live=True)
+    prompt = Prompt(id="p", category="c", prompt="p")
+    for done in (1, 2, 3):
+        show(made(prompt, "planned", 0, {"identical": done != 2}), done, 3)
+    show.again([prompt], 1)
+    shown = re.sub(r"\d+ s left", "N s left", capsys.readouterr().err)
+    first, second = (f"\r\x1b[2m{done} of 3 answers · N s left\x1b[0m\x1b[K" for done in (1, 2))
+    differs = "p differs from plain decoding in arm planned\n"
+    assert shown.startswith(f"{first}{second}\r\x1b[K{differs}\r\x1b[K\r\x1b[Ktimes of plain decoding varied by more")
+
+
 def test_bench_help_names_every_option(here: InProcess) -> None:
     result = here("bench", "--help")
     assert result.code == 0
@@ -274,7 +287,7 @@ def test_bench_without_options_runs_the_quick_suite_in_three_passes(
     ((arms, prompts, settings, first_turn),) = fake.calls
     assert arms == ("plain", "again", "planned")
     assert prompts == builtin_suite("quick")
-    assert settings == RunSettings(passes=3, max_tokens=32, cold=False, sampling=Sampling(seed=0))
+    assert settings == RunSettings(passes=3, max_tokens=20, cold=False, sampling=Sampling(seed=0))
     assert first_turn == 0
     assert result.json["suite"] == {"name": "quick", "sha256": suite_sha256(prompts), "prompts": len(prompts)}
 

@@ -49,11 +49,15 @@ class Pace:
         each_s = (last_at - first_at) / (last - first)
         most = min(last + PREFILL_CHUNK_TOKENS, self._of) - 1  # the end of a part comes as an event
         read = min(last + int((now - last_at) / each_s), most) if each_s > 0 else last
-        left_s = max(1, round((self._of - read) * each_s))
-        left = f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
-        end = f"{100 * read // self._of} % · {left} left"
+        end = f"{100 * read // self._of} % · {time_left((self._of - read) * each_s)} left"
         whole = f"{read} of {self._of} tokens · {end}"
         return _fitting(columns, f"reading the prompt · {whole}", f"reading · {whole}", f"reading · {end}")
+
+
+def time_left(seconds: float) -> str:
+    """For example ``9 s`` or ``1 min 30 s``; at least one second."""
+    left_s = max(1, round(seconds))
+    return f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
 
 
 def _fitting(columns: int, *texts: str) -> str:
