@@ -290,7 +290,7 @@ def _draw_curves(data: Curves, axes: Any) -> None:
         ylim=(0, top),
         xlabel="tokens checked in one step (width w)",
         ylabel="times as long as one token, T(w) / T(1)",
-        title="How long checking several tokens at once takes",
+        title="How long checking several tokens together takes",
     )
     legend_below(axes, lines=1, columns=1, title=", ".join(filter(None, (data.common, "as calibrated"))) + ":")
 

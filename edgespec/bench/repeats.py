@@ -47,8 +47,8 @@ def run_until_quiet(
 ) -> list[run.Answer]:
     """The answers of ``run_passes``, with every disturbed prompt repeated up to three times.
 
-    With ``within_s`` only so many are repeated as are expected to end within this time from the start on. All answers
-    are kept. Raises what ``run_passes`` raises.
+    With ``within_s`` a prompt is repeated only if that is expected to end within this time from the start. Every
+    answer is kept. Raises what ``run_passes`` raises.
     """
     answers: list[run.Answer] = []
     chosen, began, each_s = list(prompts), clock(), 0.0

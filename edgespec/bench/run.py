@@ -20,7 +20,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, EdgespecError, MemoryLimitError, PromptTooLongError
 from edgespec.interfaces.policy import RoundRecord
 
-# So many prompts have sessions, which hold the prompts' caches until the run ends: the suite "quick", and some more.
+# Up to this number, each prompt has sessions, which hold its caches until the run ends: more than "quick" has.
 MOST_KEPT = 12
 
 

@@ -104,6 +104,8 @@ def serve(
     from edgespec.store.locate import Locator
     from edgespec.store.store import Store
 
+    if models is None:  # before the address is printed
+        Locator(store=Store(home())).check(profiles[0].target)
     keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
     access.check_host(host)

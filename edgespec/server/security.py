@@ -89,11 +89,12 @@ class Access:
     def check_host(self, host: str) -> None:
         """Raise InvalidRequestError if a server on ``host`` would be open to other machines without a key."""
         for key in self.keys:
-            if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or " " in key:
-                raise InvalidRequestError(
-                    "an API key is too short or has characters that a header cannot hold",
-                    hint=f"use at least {_SHORTEST_KEY} letters, digits and signs, without spaces",
-                )
+            wrong = f"is too short: it has {len(key)} characters" if len(key) < _SHORTEST_KEY else ""
+            if not key.isascii() or not key.isprintable() or " " in key:
+                wrong = "has characters that a header cannot hold"
+            if wrong:
+                hint = f"use at least {_SHORTEST_KEY} letters, digits and signs, without spaces"
+                raise InvalidRequestError(f"an API key {wrong}", hint=hint)
         if not self.keys and not is_loopback(host):
             raise InvalidRequestError(
                 f"{host} is reachable from other machines, so a key is needed",

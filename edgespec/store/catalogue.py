@@ -68,13 +68,13 @@ def catalogue() -> Mapping[str, ModelSpec]:
 def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | None = None) -> ModelSpec:
     """The entry called ``name``. Raises ModelNotFoundError, whose hint has the nearest names.
 
-    ``to_fetch``: the caller wants something to download, so the hint offers prompt sets too and no local paths.
+    ``to_fetch``: the caller wants something to download, so the hint offers no local paths.
     ``others`` are MODEL arguments of models outside the catalogue, by the names that users may try.
     """
     known = catalogue()
     if name in known:
         return known[name]
-    names = [each for each, spec in known.items() if to_fetch or spec.kind == "model"]
+    names = [each for each, spec in known.items() if spec.kind == "model"]
     tried = name.lower()
     near = [each for each in names if each.startswith(tried)][:_MOST_OTHERS]
     elsewhere = sorted((each for each in others or {} if each.startswith(tried)), key=len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +16,18 @@ from edgespec.store.families import models_by_name
 from edgespec.store.found import ModelFolders
 from edgespec.store.ollama import OLLAMA_PREFIX, find_ollama, kept_settings
 from edgespec.store.prepared import prepared_folder, use_prepared
-from edgespec.store.references import CatalogueName, LocalPath, ModelSpec, parse_reference, spec_of_hub_reference
+from edgespec.store.references import (
+    CatalogueName,
+    HubReference,
+    LocalPath,
+    ModelSpec,
+    parse_reference,
+    spec_of_hub_reference,
+)
 from edgespec.store.store import Store
+
+# NAME[:TAG], as Ollama's library names models.
+_SHORT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9._-]+)?")
 
 VISION_NOTE = "images are left out: this file's vision part is not used"
 
@@ -34,21 +45,28 @@ class Locator:
 
         Raises InvalidRequestError, ModelNotFoundError, ModelFileError, DownloadError, DiskSpaceError.
         """
-        if text.startswith(OLLAMA_PREFIX):
-            name = text.removeprefix(OLLAMA_PREFIX)
+        name = _name_in_ollama(text)
+        if name is not None:
             found = find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, name)
             located = read_model_file(found.path, found.others)
             return replace(located, name=name, kept=kept_settings(found), projector=found.vision)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
             return read_model_file(reference.path)
-        if isinstance(reference, CatalogueName):
-            spec = lookup(reference.name, others=models_by_name())
-        else:
-            spec = spec_of_hub_reference(reference)
+        spec = _spec(reference)
         if spec.kind != "model":
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
         return self.locate_spec(spec)
+
+    def check(self, text: str) -> None:
+        """Raise what ``locate`` raises for a name that no model has, and for a file that is missing or damaged."""
+        reference = parse_reference(text, catalogue().keys())
+        if _name_in_ollama(text) is not None:
+            return
+        if isinstance(reference, LocalPath):
+            read_model_file(reference.path)
+        else:
+            _spec(reference)
 
     def locate_to_run(self, text: str) -> LocatedModel:
         """As ``locate``, for a model that will be run.
@@ -103,3 +121,25 @@ class Locator:
                         prepared_folder=found.folder,
                     )
         return None
+
+
+def _name_in_ollama(text: str) -> str | None:
+    """What Ollama calls the model that a MODEL argument names; None if it is not one that Ollama has here.
+
+    A short name, such as llama3.2:3b, is Ollama's if neither the catalogue nor a file has it.
+    """
+    if text.startswith(OLLAMA_PREFIX):
+        return text.removeprefix(OLLAMA_PREFIX)
+    if not _SHORT_NAME.fullmatch(text) or text in catalogue() or Path(text).exists():
+        return None
+    try:
+        find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, text)
+    except ModelNotFoundError:
+        return None
+    return text
+
+
+def _spec(reference: CatalogueName | HubReference) -> ModelSpec:
+    if isinstance(reference, CatalogueName):
+        return lookup(reference.name, others=models_by_name())
+    return spec_of_hub_reference(reference)

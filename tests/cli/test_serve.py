@@ -231,7 +231,8 @@ def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:
     [
         (("--host", "0.0.0.0"), ("a key is needed", "EDGESPEC_API_KEY")),
         (("--host", "no such host"), ("a key is needed",)),
-        (("--api-key", "x"), ("too short",)),
+        (("--api-key", "x"), ("too short: it has 1 character",)),
+        (("--api-key", "a key with spaces"), ("characters that a header cannot hold",)),
         (("--allow-origin", "*"), ("not an origin",)),
         (("--port", "70000"), ("65535",)),
         (("a", "--target", "b"), ("named twice",)),

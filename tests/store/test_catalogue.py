@@ -65,11 +65,13 @@ def test_the_beginning_of_a_name_gets_suggestions() -> None:
 
 
 @pytest.mark.parametrize("name", ["zzz", "humaneva"])
-def test_hints_list_prompt_sets_only_for_a_download(name: str) -> None:
+def test_hints_list_models_and_paths_only_where_they_help(name: str) -> None:
     for to_fetch in (False, True):
         with pytest.raises(ModelNotFoundError) as caught:
             lookup(name, to_fetch=to_fetch)
-        assert ("humaneval" in (caught.value.hint or "")) is to_fetch
+        hint = caught.value.hint or ""
+        assert "humaneval" not in hint, "it is a set of prompts"
+        assert ("A path to a .gguf file" in hint) is not to_fetch
 
 
 def test_callers_cannot_change_the_catalogue() -> None:

@@ -12,6 +12,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError, ModelNotFoundEr
 from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings
 from edgespec.store.found import ModelFolders, find_models
+from edgespec.store.locate import Locator
 from edgespec.store.ollama import find_ollama, kept_settings
 from edgespec.store.on_disk import files_on_disk
 from edgespec.store.store import Store
@@ -187,6 +188,21 @@ def load(user: User, home: Path, name: str) -> Engine:
 @pytest.fixture
 def _ollama(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(user.ollama))
+
+
+@pytest.mark.usefixtures("_ollama")
+def test_a_short_name_is_ollamas_only_if_ollama_has_it_here(user: User, weights: bytes, tmp_path: Path) -> None:
+    user.to_ollama(f"{LIBRARY}/smollm2-135m/latest", weights)
+    user.to_ollama(f"{LIBRARY}/llama3.2/3b", weights)
+    locator = Locator(store=Store(Home(tmp_path / "home")))
+    locator.check("llama3.2:3b")
+    assert locator.locate("llama3.2:3b").name == "llama3.2:3b"
+    for name, wrong in (("llama3.2:1b", ModelFileError), ("llama3.2", ModelNotFoundError)):
+        for find in (locator.check, locator.locate):
+            with pytest.raises(wrong):
+                find(name)
+    with pytest.raises(ModelNotFoundError, match="is not on this machine"):  # the catalogue's comes first
+        locator.locate("smollm2-135m")
 
 
 @pytest.mark.usefixtures("_ollama")
