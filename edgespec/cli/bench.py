@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from edgespec.bench.suite import (
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ModelFlags, SamplingFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
-from edgespec.cli.terminal.output import State, note, print_error, print_json, stderr_is_rich
+from edgespec.cli.terminal.output import State, about, note, print_error, print_json, show, stderr_is_rich
 from edgespec.cli.terminal.reading import time_left
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
@@ -237,8 +236,7 @@ def _duration(engine: Engine, prompts: list[Prompt], settings: RunSettings, arms
     step_s = curves.at(0).seconds(1)
     read = sum(len(prompt.prompt) for prompt in prompts) / _CHARACTERS
     read *= arms * (2 * settings.passes if settings.cold else 1 if len(prompts) <= MOST_KEPT else settings.passes)
-    minutes = step_s * (tokens + read / _READ_AT_ONCE) / 60
-    return ": less than a minute" if minutes < 1 else f": about {math.ceil(minutes)} minutes"
+    return f": {about(step_s * (tokens + read / _READ_AT_ONCE))}"
 
 
 def _count(number: int, what: str) -> str:
@@ -372,12 +370,12 @@ def _print(report: dict[str, Any], *, verbose: bool) -> None:
     arms: dict[str, Any] = report["arms"]
     if verbose:
         for reason in report["plan"]["reasons"]:
-            print(f"- {reason}")
+            show(f"- {reason}")
     asked = [_memory(name, arm) for name, arm in arms.items() if arm["bytes_per_token"]]
     if asked and verbose:
-        print("memory: " + "; ".join(asked))
+        show("memory: " + "; ".join(asked))
     for line in runtime_lines(report["runtimes"]):
-        print(line)
+        show(line)
     if "planned" in arms:
         against = "plain" if report["baseline"] == "plain" else "plain in its fastest setting"
         _print_comparison(against, arms["planned"], report["regret"] or {})
@@ -386,10 +384,10 @@ def _print(report: dict[str, Any], *, verbose: bool) -> None:
     _print_noise(report)
     sampling = Sampling(**report["sampling"])
     if not sampling.greedy:
-        print(f"every arm sampled with {sampling}")
+        show(f"every arm sampled with {sampling}")
     gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
     if min(gains, default=report["passes"]) < LEAST_PASSES:
-        print(f"fewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
+        show(f"fewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
     width = max(len(name) for name in arms)
     print(f"\n{'':{width}}  tok/s  x plain  95 %         identical  tok/round  expected/measured")
     for name, arm in arms.items():
@@ -406,15 +404,15 @@ def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any
     for key, what in (("speedup", ""), ("request_speedup", "whole requests, ")):
         if found[key] is None:
             continue
-        print(f"{what}planned against {against}, by category")
+        show(f"{what}planned against {against}, by category")
         for category, gain in {"": found[key], **found[key]["by_category"]}.items():
             line = f"  {category or 'all':14} {_gain(gain)}"
             own = regret.get(category) if key == "speedup" else None
             if own is not None:
                 line += f"   best fixed {own['best']} {own['best_speedup']:.3f}, regret {100 * own['loss']:.1f} %"
-            print(line)
+            show(line)
     if found["ttft_ratio"] is not None:
-        print(f"time to the first token, over that of {against}: {_gain(found['ttft_ratio'])}")
+        show(f"time to the first token, over that of {against}: {_gain(found['ttft_ratio'])}")
 
 
 def _gain(gain: dict[str, Any]) -> str:
@@ -439,10 +437,10 @@ def _print_noise(report: dict[str, Any]) -> None:
         return
     low, high = noise["aa_ci95"]
     verdict = "more than 1 % noise: do not trust small differences" if noise["noisy"] else "quiet enough"
-    print(f"plain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
+    show(f"plain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
     again = [each["id"] for each in noise["by_prompt"] if each["passes"] > report["passes"]]
     if again:
-        print(f"run again: {', '.join(again)}; still disturbed: {', '.join(noise['disturbed']) or 'none'}")
+        show(f"run again: {', '.join(again)}; still disturbed: {', '.join(noise['disturbed']) or 'none'}")
 
 
 def _memory(name: str, arm: dict[str, Any]) -> str:

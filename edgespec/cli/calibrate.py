@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import note, print_error, print_json
+from edgespec.cli.terminal.output import note, print_error, print_json, show
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
     from edgespec.engine.pair.calibration_report import CalibrationReport
+
+_QUICK_WORDS = "at most 50 seconds"
 
 
 @expanded
@@ -41,6 +43,11 @@ def calibrate(
 
     state = state_of(ctx)
     with open_engine(flags.resolve(), state) as engine, state.interrupts.during(engine.close):
+        if not state.quiet:
+            note(
+                f"measuring takes {_QUICK_WORDS if quick else f'some minutes; --quick takes {_QUICK_WORDS}'}",
+                dim=True,
+            )
         started = time.perf_counter()
         with state.progress() as progress:
             taken = engine.calibrate(
@@ -70,7 +77,7 @@ def calibrate(
     else:
         _print(report)
         for reason in plan.reasons:
-            print(f"plan         {reason}")
+            show(f"plan         {reason}")
         if taken > BUSY_SHARE:
             note(
                 f"other programs used {100 * taken:.0f} % of the processor: figures of a quieter time were kept; "
@@ -101,4 +108,4 @@ def _print(report: CalibrationReport) -> None:
         for width, seconds in zip(curve["width"], ratios, strict=True):
             print(f"  width {width:>2}  {1000 * seconds:8.1f} ms  {seconds / ratios[0]:6.2f}x")
     for line in report.lines:
-        print(line)
+        show(line)

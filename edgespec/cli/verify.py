@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import EXACTNESS_WORDS, State, note, print_json
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, State, about, note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
     from edgespec.bench.equality import EqualityReport
     from edgespec.bench.suite import Prompt
+    from edgespec.engine.engine import Engine
 
 # A fifth of the built-in forty: a few minutes on a laptop. --prompts 40 runs all.
 _DEFAULT_PROMPTS = 8
@@ -52,6 +53,7 @@ def verify(
             f"{len(selected)} prompts, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else f'greedy and sampled ({SAMPLED})'}, depths "
             f"{ways}{' and trees' if checks_trees(engine, depths) else ''} against plain decoding"
+            + _duration(engine, len(selected) * (1 + len(depths) + checks_trees(engine, depths)), max_tokens)
         )
         done = 0
 
@@ -79,6 +81,13 @@ def verify(
     if not report.kept:
         note(f"hint: {_next_step(report)}")
         raise typer.Exit(1)
+
+
+def _duration(engine: Engine, answers: int, max_tokens: int) -> str:
+    """How long plain decoding would take for the answers, in words; empty if it was not measured."""
+    curves = engine.measurements.costs().curves
+    drawn = 1 if engine.profile.exactness == "near" else 2
+    return "" if curves is None else f": {about(answers * drawn * max_tokens * curves.at(0).seconds(1))}"
 
 
 def _verdict(report: EqualityReport) -> str:

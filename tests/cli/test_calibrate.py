@@ -187,6 +187,7 @@ def test_calibrate_prints_curves_exactness_and_plan(here: InProcess, options: tu
         assert re.search(rf"^{start} ", result.out, re.MULTILINE), start
     assert "of the 25.0 GB/s that the memory delivers" in result.out
     assert re.search(r"measured in \d+ s and stored", result.err)
+    assert result.err.startswith("measuring takes at most 50 seconds\n")
     assert "measuring target" in result.err
     assert "\x1b" not in result.out + result.err
 

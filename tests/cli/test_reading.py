@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.terminal import reading
+from edgespec.cli.terminal.output import about, show
 from edgespec.cli.terminal.reading import LOGGED_EACH_S, LONG_TOKENS, PATIENCE_S, Pace, ReadingLine, ReadingLog
 from edgespec.engine.events import Reading
 from tests.support.command_line import command, environment
@@ -74,6 +75,26 @@ def test_no_more_is_shown_than_the_part_that_is_being_read() -> None:
 def test_the_pace_is_that_of_the_last_parts() -> None:
     slower = paced((0, 0.0), (256, 1.0), (512, 3.0), (768, 5.0), (1024, 7.0))
     assert slower.text(7.0).endswith("· 24 s left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(59, "less than a minute"), (60, "about 1 minute"), (61, "about 2 minutes"), (175, "about 3 minutes")],
+)
+def test_durations_are_rounded_up_to_minutes(seconds: float, words: str) -> None:
+    assert about(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("terminal", "shown"), [(False, "one two three four five six\n"), (True, "one two three four\n  five six\n")]
+)
+def test_lines_of_a_report_wrap_between_words_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, shown: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    show("one two three four five six")
+    assert capsys.readouterr().out == shown
 
 
 def test_narrow_terminals_get_what_matters_most() -> None:

@@ -166,6 +166,17 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def show(line: str) -> None:
+    """Print a line on stdout, wrapped between words on a terminal."""
+    print(_wrapped(line, shutil.get_terminal_size().columns, None) if sys.stdout.isatty() else line)
+
+
+def about(seconds: float) -> str:
+    """A duration in words, rounded up to minutes."""
+    minutes = math.ceil(seconds / 60)
+    return "less than a minute" if seconds < 60 else f"about {minutes} minute{'s' if minutes > 1 else ''}"
+
+
 def _wrapped(line: str, columns: int, hang: int | None) -> str:
     """The line wrapped to ``columns``; see ``note`` for ``hang``."""
     if len(line) <= columns:
