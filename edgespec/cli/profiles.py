@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -66,4 +67,6 @@ def show(
             print(f"\n[{ADVANCED}]")
         for key, value in values.items():
             if (key in ADVANCED_KEYS) == advanced:
-                print(f"{key:{width}} = {value!r:40} # {profile.origins.get(key, '')}".rstrip())
+                print(
+                    f"{key:{width}} = {dumps(value, ensure_ascii=False):40} # {profile.origins.get(key, '')}".rstrip()
+                )

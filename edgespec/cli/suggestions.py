@@ -123,8 +123,13 @@ def _beginning(incomplete: str, values: Iterable[Suggestion]) -> Iterator[Sugges
     return (each for each in values if each[0].startswith(incomplete))
 
 
-def _paths(incomplete: str, suffix: str) -> Iterator[Suggestion]:
-    """Folders, and files of that kind, as they are spelled."""
+def for_file(incomplete: str) -> Iterator[Suggestion]:
+    """Completes a path."""
+    return _paths(incomplete, None)
+
+
+def _paths(incomplete: str, suffix: str | None) -> Iterator[Suggestion]:
+    """Folders, and files of that kind (None: all), as they are spelled."""
     folder, _, name = incomplete.rpartition("/")
     begun = f"{folder}/" if "/" in incomplete else ""
     try:
@@ -132,5 +137,5 @@ def _paths(incomplete: str, suffix: str) -> Iterator[Suggestion]:
     except (OSError, RuntimeError):
         return
     for entry in entries:
-        if entry.name.startswith(name) and (entry.is_dir() or entry.suffix == suffix):
+        if entry.name.startswith(name) and (entry.is_dir() or suffix in (None, entry.suffix)):
             yield f"{begun}{entry.name}{'/' if entry.is_dir() else ''}", ""

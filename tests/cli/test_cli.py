@@ -452,8 +452,8 @@ def test_profiles_show_prints_the_origin_of_each_value(
     assert found["target"] == {"value": "qwen2.5-coder-1.5b", "origin": "built-in default.toml"}
     text = succeeded(here("profiles", "show", "mine")).out
     assert re.search(r"^depth +=.*3 .*# EDGESPEC_DEPTH$", text, re.MULTILINE)
-    assert re.search(r"^runtime += 'native' +# EDGESPEC_RUNTIME$", text, re.MULTILINE)
-    assert re.search(r"^draft_runtime += 'auto' +# built-in default.toml$", text, re.MULTILINE)
+    assert re.search(r'^runtime += "native" +# EDGESPEC_RUNTIME$', text, re.MULTILINE)
+    assert re.search(r'^draft_runtime += "auto" +# built-in default.toml$', text, re.MULTILINE)
 
 
 @pytest.mark.slow

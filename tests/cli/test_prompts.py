@@ -92,6 +92,14 @@ def test_commands_settings_and_their_values_are_suggested() -> None:
         assert list(suggest(words, "")) == []
 
 
+@pytest.mark.parametrize("command", ["/save", "/load"])
+def test_commands_with_a_file_suggest_paths(command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "talks").mkdir()
+    (tmp_path / "talk.session").touch()
+    monkeypatch.chdir(tmp_path)
+    assert [value for value, _ in suggest((command,), "talk")] == ["talk.session", "talks/"]
+
+
 def test_slash_model_suggests_model_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from edgespec.cli import suggestions
 

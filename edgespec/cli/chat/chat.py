@@ -29,6 +29,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.files.home import home
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
 
 
 def run_chat(
@@ -48,7 +50,9 @@ def run_chat(
     kept = KeptConversation.read(home()) if continued else None
     if kept is not None:
         named, system = named or kept.model, kept.system if system is None else system
-    chosen = for_chat(flags.resolve(target=named))
+    profile = flags.resolve(target=named)
+    Locator(store=Store(home())).check(profile.target)  # before anything is printed
+    chosen = for_chat(profile)
 
     def load(another: str | None) -> Engine:
         # A drafter named on the command line is for the first model only.

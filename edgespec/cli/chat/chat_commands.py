@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from edgespec.cli.answer_form import schema_text
 from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import check_thinking
-from edgespec.cli.suggestions import Suggestion, for_model
+from edgespec.cli.suggestions import Suggestion, for_file, for_model
 from edgespec.cli.terminal.output import note, stdout_is_rich
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
@@ -131,6 +131,8 @@ def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
             return [("off", "answers may be any text again")]
         case ("/model",):
             return for_model(word)
+        case ("/save",) | ("/load",):
+            return for_file(word)
     return ()
 
 
@@ -264,7 +266,7 @@ class Commands:
             talk.switch(model)
             check_thinking(talk.engine, think=talk.think)
         ready = "continues the conversation" if talk.session.messages else "is ready"
-        now = "answers" if model is None else ready
+        now = "is the model" if model is None else ready
         note(f"{talk.engine.plan.target.model} {now}", dim=True)
 
     def _show_guesses(self) -> None:
