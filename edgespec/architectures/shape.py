@@ -619,16 +619,14 @@ def read_sizes(facts: Facts) -> Sizes:
     )
 
 
-# llama.cpp's keys (src/llama-arch.cpp) that change what some families compute. A family whose file states one without
-# reading it would compute something else.
+# llama.cpp's keys (src/llama-arch.cpp) that change what some families compute, without a tensor that would tell. A
+# family whose file states one without reading it would compute something else.
 _CHANGES = (
     *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
     *("embedding_scale", "residual_scale", "logit_scale", "use_parallel_residual", "swiglu_clamp_exp"),
     *("attention.scale", "attention.output_scale", "attention.value_scale", "attention.clamp_kqv"),
     *("attention.max_alibi_bias", "attention.temperature_scale", "attention.temperature_length"),
-    *("attention.shared_kv_layers", "attention.recurrent_layers", "attention.key_length_swa"),
-    *("expert_group_scale", "interleave_moe_layer_step", "full_attention_interval", "num_loops"),
-    *("embedding_length_per_layer_input", "ssm.state_size", "wkv.head_size", "shortconv.l_cache"),
+    *("attention.shared_kv_layers", "expert_group_scale", "num_loops"),
 )
 
 
