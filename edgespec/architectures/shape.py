@@ -625,7 +625,7 @@ _CHANGES = (
     *("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"),
     *("embedding_scale", "residual_scale", "logit_scale", "use_parallel_residual", "swiglu_clamp_exp"),
     *("attention.scale", "attention.output_scale", "attention.value_scale", "attention.clamp_kqv"),
-    *("attention.max_alibi_bias", "attention.temperature_scale", "attention.temperature_length"),
+    *("attention.max_alibi_bias", "attention.temperature_scale"),
     *("attention.shared_kv_layers", "expert_group_scale", "num_loops"),
 )
 
