@@ -38,6 +38,7 @@ TOKENS = 100_000
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3moe": {"architecture": "qwen3moe", "experts": (40, 5), "quant": "Q4_0"},
     "gpt-oss": {"architecture": "gpt-oss", "window": 50, "experts": (32, 4), "quant": "MXFP4"},
+    "qwen35": {"architecture": "qwen35", "layers": 4, "interval": 4, "quant": "Q8_0"},
     "gemma3": {"architecture": "gemma3", "window": 50, "layers": 7, "kv_heads": 1, "quant": "Q8_0"},
 }
 # Each text ends beyond two blocks of attention.
@@ -46,7 +47,7 @@ MOST_PIECE, MOST_NODES, DEPTH, RIGHT = 60, 24, 12, 0.7
 
 
 class RandomTrees(Scripted):
-    """Proposes random trees; ``RIGHT`` of the nodes have the token of ``text`` at their position."""
+    """Proposes random trees, or chains if asked for them; ``RIGHT`` of the nodes have the token of ``text`` there."""
 
     def __init__(self, text: Sequence[int], vocabulary_size: int, chance: random.Random) -> None:
         super().__init__(lambda _tokens, _depth: ())
@@ -55,7 +56,9 @@ class RandomTrees(Scripted):
     def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
         chance, tokens, parents, levels = self._chance, list[int](), list[int](), list[int]()
         for _ in range(chance.randint(0, min(MOST_NODES, context.most_nodes))):
-            parent = chance.choice((len(tokens) - 1, chance.randrange(-1, len(tokens))))
+            parent = len(tokens) - 1
+            if context.wants_tree:
+                parent = chance.choice((parent, chance.randrange(-1, len(tokens))))
             level = 1 if parent < 0 else levels[parent] + 1
             place = len(context) + level - 1
             token = chance.randrange(self._vocabulary_size)
@@ -65,7 +68,8 @@ class RandomTrees(Scripted):
                 tokens.append(token)
                 parents.append(parent)
                 levels.append(level)
-        return Proposal(tokens=tuple(tokens), parents=tuple(parents), drafted_by="random")
+        tree = tuple(parents) if context.wants_tree else None
+        return Proposal(tokens=tuple(tokens), parents=tree, drafted_by="random")
 
 
 def write(
@@ -75,10 +79,12 @@ def write(
     seed: int,
     drafter: Scripted,
     counts: Counter[str],
+    *,
+    trees: bool,
 ) -> None:
     """Extend the text by as many tokens as the limits allow."""
     chooser = Chooser(Sampling(temperature=1.0, seed=seed))
-    for step in DecodeLoop(sequence, drafter, FixedDepth(DEPTH), chooser, history, limits, trees=True).steps():
+    for step in DecodeLoop(sequence, drafter, FixedDepth(DEPTH), chooser, history, limits, trees=trees).steps():
         if step.record is not None:
             counts["proposed"] += step.record.proposed
             counts["accepted"] += step.record.accepted
@@ -105,16 +111,16 @@ def moved(model: NativeModel, sequence: NativeSequence, history: list[int], chan
 
 def compared(model: NativeModel, seed: int, counts: Counter[str]) -> int | None:
     """Write one text both ways; the position of the first other token, None if there is none."""
-    chance, size = random.Random(seed), model.facts.vocabulary_size
+    chance, size, trees = random.Random(seed), model.facts.vocabulary_size, model.facts.can_branch
     prompt = chance.choices(range(size), k=PROMPT)
     text, history = list(prompt), list(prompt)
     limits = LoopLimits(max_tokens=TEXT, depth_cap=DEPTH, vocabulary_size=size)
     with model.open(PROMPT + TEXT) as plain:
-        write(plain, text, limits, seed, Scripted(lambda _tokens, _depth: ()), Counter())
+        write(plain, text, limits, seed, Scripted(lambda _tokens, _depth: ()), Counter(), trees=trees)
     drafter, sequence = RandomTrees(text, size, chance), model.open(PROMPT + TEXT)
     while len(history) < len(text):
         count = min(chance.randint(1, MOST_PIECE), len(text) - len(history))
-        write(sequence, history, replace(limits, max_tokens=count), seed, drafter, counts)
+        write(sequence, history, replace(limits, max_tokens=count), seed, drafter, counts, trees=trees)
         counts["compared"] += count
         if history != text[: len(history)]:
             return next(at for at, token in enumerate(history) if token != text[at])

@@ -342,7 +342,9 @@ STEPS: tuple[Step, ...] = (
     Step(
         "random-drafts",
         "100 000 tokens with random drafts, in caches saved, branched and rewound, are plain decoding's.",
-        tuple(("benchmarks/random_drafts.py", "--model", model) for model in ("qwen3moe", "gemma3", "gpt-oss")),
+        tuple(
+            ("benchmarks/random_drafts.py", "--model", model) for model in ("qwen3moe", "gemma3", "gpt-oss", "qwen35")
+        ),
         limits(("different_texts", "==", 0), ("compared", ">=", 100_000)),
     ),
     Step(

@@ -7,13 +7,13 @@ reader of a model (kernels, ONNX graph, conversion) asks here, so that all of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias
 
-from edgespec.errors import ModelFileError
+from edgespec.architectures.deltas import Deltas
+from edgespec.architectures.facts import Facts as Facts, UnsupportedError as UnsupportedError
 
 EMBEDDING, HEAD, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -22,84 +22,18 @@ SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.we
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # llama.cpp's
 
-Length: TypeAlias = Literal["width", "queries", "keys", "heads", "head", "inner", "experts"]
+Length: TypeAlias = Literal[
+    "width", "queries", "asked", "keys", "heads", "head", "inner", "experts", "mixed", "scanned", "delta_heads",
+    "delta_length", "delta_kernel", "shared",
+]  # fmt: skip
 """A length by its name in ``Sizes``."""
-
-
-class UnsupportedError(Exception):
-    """Why edgespec does not compute this model, in a few words."""
-
-
-@runtime_checkable
-class _LongArray(Protocol):
-    """An array that was left in the file."""
-
-    def values(self) -> Iterator[object]: ...
-
-
-class Facts:
-    """A model's metadata, each value checked when it is read, and the shapes of its tensors by name.
-
-    Keys are given without the architecture's name. A shape has its fastest dimension first, as in GGUF.
-    """
-
-    def __init__(
-        self, path: Path, architecture: str, values: Mapping[str, object], tensors: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        self.path, self.tensors = path, tensors
-        self._architecture, self._values = architecture, values
-        self._asked = set[str]()
-
-    def wrong(self, reason: str) -> ModelFileError:
-        """The error that the file contradicts itself."""
-        return ModelFileError(self.path, reason)
-
-    def value(self, key: str) -> object:
-        """The value, with an array as a tuple; None if the file does not state it."""
-        self._asked.add(key)
-        value = self._values.get(f"{self._architecture}.{key}")
-        return tuple(value.values()) if isinstance(value, _LongArray) else value
-
-    def never_asked(self, keys: Iterable[str]) -> str | None:
-        """The first of these keys that the file states, as more than nothing, and that was never read."""
-        return next((key for key in keys if key not in self._asked and self.value(key)), None)
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 0) -> int:
-        """A whole number, which may be stated for each layer if all layers have the same. Without a default it is
-        needed. Raises UnsupportedError if layers differ, ModelFileError."""
-        value = self._stated(key, default)
-        if isinstance(value, tuple):
-            if len(value) != self.integer("block_count"):
-                raise self.wrong(f"it states {key} for {len(value)} layers, but has another number of layers")
-            if len(set(value)) != 1:
-                raise UnsupportedError(f"its layers differ in their {key}")
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(f"its {key} is {value!r:.40}: a whole number of at least {least} is needed")
-        return value
-
-    def number(self, key: str, default: float | None = None, *, within: tuple[float, float] | None = None) -> float:
-        """A positive number, between those of ``within`` if given. Without a default it is needed. Raises
-        ModelFileError.
-        """
-        value = self._stated(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.wrong(f"its {key} is {value!r:.40}: a positive number is needed")
-        if within is not None and not within[0] <= value <= within[1]:
-            raise self.wrong(f"its {key} is {value!r:.40}: a number from {within[0]:g} to {within[1]:g} is needed")
-        return float(value)
-
-    def _stated(self, key: str, default: float | None) -> object:
-        value = self.value(key)
-        if value is None and default is None:
-            raise self.wrong(f"it does not state {self._architecture}.{key}")
-        return default if value is None else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's or an expert's, ``head`` that of
-    one head, all in elements; ``context`` is in tokens; ``experts`` are those of a layer, 0 for none."""
+    one head, all in elements; ``context`` is in tokens; ``experts`` are those of a layer, 0 for none, and ``shared``
+    is the length of one that every row uses. ``asked`` are queries with as many gates."""
 
     layers: int
     context: int
@@ -109,6 +43,8 @@ class Sizes:
     kv_heads: int
     head: int
     experts: int = 0
+    shared: int = 0
+    deltas: Deltas | None = None
 
     @property
     def queries(self) -> int:
@@ -118,41 +54,47 @@ class Sizes:
     def keys(self) -> int:
         return self.kv_heads * self.head
 
+    @property
+    def asked(self) -> int:
+        return 2 * self.queries
+
     def __getitem__(self, length: Length) -> int:
-        found: int = getattr(self, length)
+        of_deltas = length in ("mixed", "scanned") or length.startswith("delta_")
+        found: int = getattr(self.deltas if of_deltas else self, length.removeprefix("delta_"))
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
     """A tensor that every layer has: its name, the rows of its parts from top to bottom, and its columns (None: a
-    vector). ``each_expert``: it holds such a matrix for each expert.
+    vector). ``each_expert``: it holds such a matrix for each expert. ``ends``: what its name in a file ends with.
     """
 
     name: str
     parts: Mapping[str, Length]
     columns: Length | None = None
     each_expert: bool = False
+    ends: str = ".weight"
 
 
-def _vector(name: str, length: Length) -> TensorForm:
+def vector(name: str, length: Length) -> TensorForm:
     return TensorForm(name, {name: length})
 
 
-def _matrix(name: str, rows: Length, columns: Length) -> TensorForm:
+def matrix(name: str, rows: Length, columns: Length) -> TensorForm:
     return TensorForm(name, {name: rows}, columns)
 
 
-_QKV = (_matrix("attn_q", "queries", "width"), _matrix("attn_k", "keys", "width"), _matrix("attn_v", "keys", "width"))
-_GATED = (_matrix("ffn_gate", "inner", "width"), _matrix("ffn_up", "inner", "width"))
-_DOWN = _matrix("ffn_down", "width", "inner")
-_HEAD_NORMS = (_vector("attn_q_norm", "head"), _vector("attn_k_norm", "head"))
-_JOINED_NORMS = (_vector("attn_q_norm", "queries"), _vector("attn_k_norm", "keys"))
+_QKV = (matrix("attn_q", "queries", "width"), matrix("attn_k", "keys", "width"), matrix("attn_v", "keys", "width"))
+GATED = (matrix("ffn_gate", "inner", "width"), matrix("ffn_up", "inner", "width"))
+DOWN = matrix("ffn_down", "width", "inner")
+_HEAD_NORMS = (vector("attn_q_norm", "head"), vector("attn_k_norm", "head"))
+_JOINED_NORMS = (vector("attn_q_norm", "queries"), vector("attn_k_norm", "keys"))
 
 
 ROUTER = "ffn_gate_inp"
 EXPERTS = (
-    _matrix(ROUTER, "experts", "width"),
+    matrix(ROUTER, "experts", "width"),
     TensorForm("ffn_gate_exps", {"ffn_gate": "inner"}, "width", each_expert=True),
     TensorForm("ffn_up_exps", {"ffn_up": "inner"}, "width", each_expert=True),
 )
@@ -163,8 +105,8 @@ EXPERTS_DOWN = TensorForm("ffn_down_exps", {"ffn_down": "width"}, "inner", each_
 def decoder_layer(
     *,
     qkv: tuple[TensorForm, ...] = _QKV,
-    gated: tuple[TensorForm, ...] = _GATED,
-    down: TensorForm = _DOWN,
+    gated: tuple[TensorForm, ...] = GATED,
+    down: TensorForm = DOWN,
     head_norms: bool = False,
     joined_norms: bool = False,
     pre_norms: bool = True,
@@ -179,14 +121,14 @@ def decoder_layer(
     tensor of the second half's norm. ``sinks``: each head's softmax has one more score, without a value.
     """
     return (
-        *([_vector("attn_norm", "width")] if pre_norms else ()),
+        *([vector("attn_norm", "width")] if pre_norms else ()),
         *(*qkv, *(_HEAD_NORMS if head_norms else _JOINED_NORMS if joined_norms else ())),
-        *([_vector("attn_sinks", "heads")] if sinks else ()),
-        _matrix("attn_output", "width", "queries"),
-        *([_vector("post_attention_norm", "width")] if post_norms else ()),
+        *([vector("attn_sinks", "heads")] if sinks else ()),
+        matrix("attn_output", "width", "queries"),
+        *([vector("post_attention_norm", "width")] if post_norms else ()),
         *([TensorForm(feed_forward_norm, {"ffn_norm": "width"})] if pre_norms else ()),
         *(*gated, down),
-        *([_vector("post_ffw_norm", "width")] if post_norms else ()),
+        *([vector("post_ffw_norm", "width")] if post_norms else ()),
     )
 
 
@@ -255,28 +197,32 @@ class Scales:
 class Experts:
     """A mixture of experts (Shazeer et al., 2017): of a layer's ``count`` feed-forwards a row uses the ``used`` that
     the softmax of its router's scores weighs most. ``inner``: an expert's length. ``normed``: the weights of the used
-    ones add up to 1 before they are multiplied by ``scale``."""
+    ones add up to 1 before they are multiplied by ``scale``. ``shared``: the length of a further expert that every
+    row uses, by a weight for itself; 0 for none."""
 
     count: int
     used: int
     inner: int
     normed: bool = True
     scale: float = 1.0
+    shared: int = 0
 
 
-def softmax_experts(facts: Facts) -> Experts:
-    """Experts whose weights are normed and not scaled. Raises UnsupportedError, ModelFileError."""
+def softmax_experts(facts: Facts, *, known: Collection[str] = ()) -> Experts:
+    """Experts whose weights are normed and not scaled. What ``known`` keys state is computed by the caller. Raises
+    UnsupportedError, ModelFileError."""
     count, used = facts.integer("expert_count", least=1), facts.integer("expert_used_count", least=1)
     if used > count:
         raise facts.wrong(f"a row cannot use {used} of {count} experts")
-    for key, known in _PLAIN_EXPERTS.items():
-        if (value := facts.value(key)) is not None and value not in known:
+    for key, plain in _PLAIN_EXPERTS.items():
+        if key not in known and (value := facts.value(key)) is not None and value not in plain:
             raise UnsupportedError(f"its {key} is {value!r:.40}")
     # llama.cpp's default for a file that states no length.
-    inner = facts.integer("expert_feed_forward_length", 0) or facts.integer("feed_forward_length") // used
+    inner = facts.integer(_EXPERT_LENGTH, 0) or facts.integer("feed_forward_length") // used
     return Experts(count=count, used=used, inner=inner)
 
 
+_EXPERT_LENGTH = "expert_feed_forward_length"
 # What a file may state of experts that are chosen and weighted in the simplest way; 1 is llama.cpp's softmax.
 _PLAIN_EXPERTS: Mapping[str, tuple[float, ...]] = {
     "expert_gating_func": (0, 1),
@@ -438,8 +384,10 @@ class Architecture:
     file may hold. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``clips``: gate and input are clipped as in
     gpt-oss. ``windows`` returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers
     that see all, then that of the others if it differs, ``turns`` the layers that rotate at all, ``experts`` the
-    mixture that each layer is. ``caps``: its scores are capped, and ``scales`` says how. ``scales_tokens_only``:
-    llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of another converter needs.
+    mixture that each layer is. ``deltas`` says which of that many layers are gated delta layers, with the tensors
+    ``delta_layer``. ``gates_heads``: each head's query is followed by a gate of the head's output. ``caps``: its
+    scores are capped, and ``scales`` says how. ``scales_tokens_only``: llama.cpp scales no embedding that it is given
+    as a vector. ``completed``: what a file of another converter needs.
     """
 
     name: str
@@ -456,6 +404,9 @@ class Architecture:
     turns: Callable[[Facts, Sizes], tuple[bool, ...]] = all_turn
     scales: Callable[[Facts, Sizes], Scales] = no_scales
     experts: Callable[[Facts], Experts] | None = None
+    deltas: Callable[[Facts, int], Deltas] | None = None
+    delta_layer: tuple[TensorForm, ...] = ()
+    gates_heads: bool = False
     caps: bool = False
     scales_tokens_only: bool = False
     completed: Completion | None = None
@@ -571,9 +522,11 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     """
     _refuse_variants(architecture, facts)
     sizes = read_sizes(facts)
+    if architecture.deltas is not None:
+        sizes = replace(sizes, deltas=architecture.deltas(facts, sizes.layers))
     experts = None if architecture.experts is None else architecture.experts(facts)
     if experts is not None:
-        sizes = replace(sizes, inner=experts.inner, experts=experts.count)
+        sizes = replace(sizes, inner=experts.inner, experts=experts.count, shared=experts.shared)
     rope_length = facts.integer("rope.dimension_count", sizes.head)
     if not 0 < rope_length <= sizes.head or rope_length % 2:
         raise facts.wrong(f"{rope_length} of {sizes.head} elements of a head cannot be rotated")
@@ -608,11 +561,14 @@ def read_sizes(facts: Facts) -> Sizes:
     head = facts.integer("attention.key_length", width // heads)
     if head != facts.integer("attention.value_length", width // heads):
         raise UnsupportedError("its attention keys and values differ in length")
+    layers, drafting = facts.integer("block_count"), facts.integer("nextn_predict_layers", 0)
+    if drafting and drafting >= layers:
+        raise facts.wrong(f"{drafting} of its {layers} layers draft, so that none is left")
     return Sizes(
-        layers=facts.integer("block_count"),
+        layers=layers - drafting,
         context=facts.integer("context_length"),
         width=width,
-        inner=facts.integer("feed_forward_length"),
+        inner=facts.integer("feed_forward_length", None if facts.value(_EXPERT_LENGTH) is None else 0),
         heads=heads,
         kv_heads=kv_heads,
         head=head,
@@ -657,8 +613,9 @@ def layer_parts(
     architecture: Architecture, sizes: Sizes, tensors: Collection[str], number: int, *, all_biases: bool = False
 ) -> Iterator[tuple[str, Part]]:
     """The parts of a layer by role. Biases are those among ``tensors``, or all that the architecture may have."""
-    block = f"blk.{number}"
-    for form in architecture.layer:
+    block, deltas = f"blk.{number}", sizes.deltas
+    is_delta = deltas is not None and deltas.layers[number]
+    for form in architecture.delta_layer if is_delta else architecture.layer:
         bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
         copies = sizes.experts if form.each_expert else 1
         first, height = 0, copies * sum(sizes[length] for length in form.parts.values())
@@ -666,7 +623,7 @@ def layer_parts(
             yield (
                 role,
                 Part(
-                    tensor=f"{block}.{form.name}.weight",
+                    tensor=f"{block}.{form.name}{form.ends}",
                     height=height,
                     first=first,
                     rows=copies * sizes[length],
@@ -688,6 +645,8 @@ def _check_tensors(shape: Shape, facts: Facts) -> None:
         # Trailing ones carry no information: some writers pad shapes with ones.
         if found[: len(lengths)] != lengths or math.prod(found[len(lengths) :]) != 1:
             raise facts.wrong(f"tensor {name} has shape {found}, not {lengths}")
-    strange = next((name for name in facts.tensors if name not in wanted), None)
+    # Drafting layers stand behind the others, and are left out.
+    drafting = tuple(f"blk.{number}." for number in range(shape.sizes.layers, facts.integer("block_count")))
+    strange = next((name for name in facts.tensors if name not in wanted and not name.startswith(drafting)), None)
     if strange is not None:
         raise UnsupportedError(f"it has a tensor {strange}")

@@ -20,6 +20,8 @@ from edgespec.architectures import (
     qwen2,
     qwen3,
     qwen3moe,
+    qwen35,
+    qwen35moe,
     seed_oss,
     smollm3,
 )
@@ -28,6 +30,7 @@ from edgespec.architectures.shape import Architecture, UnsupportedError
 _MODULES = (
     *(llama, qwen2, qwen3, gemma3, phi3, granite),
     *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5, qwen3moe, gpt_oss),
+    *(qwen35, qwen35moe),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(

@@ -109,7 +109,7 @@ class SavedSession:
         model = _object(file.header, "model")
         self._check_model(model)
         self._cached = file.header.integer("cached", 0, file.token_count)
-        most = _WIDER * facts.kv_bytes_per_token * (self._cached + _ROUNDING_TOKENS)
+        most = _WIDER * facts.kv_bytes_per_token * (self._cached + _ROUNDING_TOKENS) + facts.windowed.state_bytes
         if file.part_count * file.part_bytes > (most if self._cached else 0):
             raise SessionFileError(self._path, "it is damaged: its cache is too large for the model")
         self._angles = _object(file.header, "class").text("angles") or ""

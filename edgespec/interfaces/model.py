@@ -31,14 +31,16 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowedLayers:
-    """What a model's layers with a window take of its cache, if they keep only the last ``positions``."""
+    """What a model's layers with a window take of its cache, if they keep only the last ``positions``, and those with
+    a recurrent state, which take ``state_bytes`` of a cache of any length."""
 
     bytes_per_token: int = 0
     positions: int = 0
+    state_bytes: int = 0
 
     def spared_bytes(self, tokens: int) -> int:
         """What a cache of ``tokens`` takes less than one that keeps all positions."""
-        return self.bytes_per_token * max(0, tokens - self.positions)
+        return self.bytes_per_token * max(0, tokens - self.positions) - self.state_bytes
 
 
 ALL_KEPT = WindowedLayers()

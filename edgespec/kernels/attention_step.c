@@ -32,15 +32,23 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, cons
     step->level->to_halves(value, head_length, values, 1);
 }
 
+/* A head's query, which its gate follows where it has one. */
+static float *query_at(const struct step *step, size_t row, size_t head)
+{
+    const struct es_model *model = step->model;
+    size_t apart = (size_t)model->head_length * (model->gates_heads ? 2 : 1);
+    return step->batch->projected + row * projected_length(model) + head * apart;
+}
+
 void normalise_joined_heads(const struct step *step, const struct es_layer *layer)
 {
     const struct es_model *model = step->model;
-    size_t queries = query_length(model), keys = (size_t)(model->kv_heads * model->head_length);
+    size_t queries = asked_length(model), keys = (size_t)(model->kv_heads * model->head_length);
     float epsilon = (float)model->norm_epsilon;
     for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
             float *query = step->batch->projected + r * projected_length(model), *key = query + queries;
-            step->level->normalise(query, layer->query_norm, epsilon, queries, query);
+            step->level->normalise(query, layer->query_norm, epsilon, query_length(model), query);
             step->level->normalise(key, layer->key_norm, epsilon, keys, key);
         }
 }
@@ -59,7 +67,9 @@ static void place_head(const struct step *step, size_t number, size_t head, size
     const struct es_model *model = step->model;
     const struct es_layer *layer = &model->layer[number];
     size_t head_length = (size_t)model->head_length, heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
-    float *at = step->batch->projected + r * projected_length(model) + head * head_length;
+    float *at = head < heads ? query_at(step, r, head)
+                             : step->batch->projected + r * projected_length(model) + asked_length(model) +
+                                   (head - heads) * head_length;
     const float *norm = head < heads ? layer->query_norm : layer->key_norm;
     if (norm && !layer->joins_heads)
         step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
@@ -133,6 +143,8 @@ static void quantise_mixed(const struct step *step, size_t row, size_t head, siz
     const struct activations *mixed = &step->batch->mixed;
     size_t head_length = (size_t)step->model->head_length;
     struct activation_block *to = mixed->blocks + row * (mixed->columns / BLOCK) + head * head_length / BLOCK;
+    for (size_t h = head; step->model->gates_heads && h < head + count; h++)
+        step->level->gate(query_at(step, row, h) + head_length, head_length, mixed_at(step, row, h));
     step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
 }
 
@@ -176,7 +188,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
             query.own_values = values;
         }
         for (size_t head = first; head < first + count; head++) {
-            query.from = batch->projected + r * projected_length(model) + head * head_length;
+            query.from = query_at(step, r, head);
             query.out = mixed_at(step, r, head);
             query.sink = sink_of(model, number, head);
             if (blocks) {

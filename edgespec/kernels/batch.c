@@ -34,6 +34,11 @@ static void carve_mixture(struct es_batch *batch, struct carver *carver)
     mixture->starts = carve(carver, (experts + 1) * sizeof *mixture->starts);
     mixture->gathered = carve_activations(carver, model->embedding, entries);
     mixture->fed = carve_activations(carver, model->feed_forward, entries);
+    if (model->shared_length) {
+        mixture->shared = carve_activations(carver, model->shared_length, ES_MOST_TOKENS);
+        mixture->shared_scores = carve(carver, ES_MOST_TOKENS * TILE_ROWS * sizeof(float));
+        mixture->shared_outputs = carve(carver, ES_MOST_TOKENS * (size_t)model->embedding * sizeof(float));
+    }
     mixture->outputs = carve(carver, entries * (size_t)model->embedding * sizeof(float));
 }
 
@@ -49,6 +54,11 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
     batch->mixed = carve_activations(carver, (int64_t)query_length(model), ES_MOST_TOKENS);
     batch->fed = carve_activations(carver, model->feed_forward, ES_MOST_TOKENS);
     carve_mixture(batch, carver);
+    if (model->delta_heads) {
+        batch->deltas = carve(carver, row * delta_stride(model));
+        batch->scanned = carve_activations(carver, model->delta_heads * model->delta_length, ES_MOST_TOKENS);
+        batch->scan_states = carve(carver, threads * delta_state_length(model) * sizeof(float));
+    }
     batch->block_sums = carve(carver, MOST_BLOCK_SUMS * (size_t)model->head_length * sizeof(float));
     batch->standing = carve(carver, MOST_BLOCK_SUMS * sizeof *batch->standing);
     batch->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
@@ -60,7 +70,10 @@ struct es_batch *es_batch_open(const struct es_model *model, const struct es_thr
         return NULL;
     if (model->experts && (model->experts < 1 || model->experts > ES_MOST_EXPERTS || model->experts_used < 1 ||
                            model->experts_used > ES_MOST_EXPERTS_USED || model->experts_used > model->experts ||
-                           model->feed_forward % TILE_ROWS || model->embedding % TILE_ROWS))
+                           model->feed_forward % TILE_ROWS || model->embedding % TILE_ROWS ||
+                           model->shared_length < 0 || model->shared_length % BLOCK))
+        return NULL;
+    if (!delta_is_fit(model))
         return NULL;
     struct es_batch *batch = calloc(1, sizeof *batch);
     if (!batch)
@@ -100,6 +113,8 @@ static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, s
     size_t most_length = sequence->context_length;
     if (sequence->batch != batch || entry->count < 1 || entry->count > ES_MOST_TOKENS || entry->start < 0 ||
         (size_t)entry->start > most_length)
+        return false;
+    if (!delta_continues(sequence, entry))
         return false;
     if (entry->parents) {
         if (entry->scored != entry->count || !tree_read(tree, entry->parents, entry->first, entry->count))
@@ -156,6 +171,7 @@ static struct row row_of(const struct order *order, size_t number, size_t i)
         .tree = tree,
         .start = start,
         .node = node,
+        .end = start + (size_t)entry->count,
         .position = start + (tree ? tree->depth[node] : i),
         .scored = i - (size_t)(entry->count - entry->scored),
         .token = entry->tokens[i],
@@ -173,6 +189,14 @@ static void add_row(struct rows *rows, struct row row)
     rows->row[rows->count++] = row;
 }
 
+static struct chain chain_of(const struct es_entry *entry)
+{
+    return (struct chain){.sequence = entry->sequence,
+                          .start = (size_t)entry->start,
+                          .unscored = (size_t)(entry->count - entry->scored),
+                          .scored = (size_t)entry->scored};
+}
+
 static void clear_rows(struct rows *rows, size_t scored)
 {
     rows->count = rows->groups = 0;
@@ -187,14 +211,19 @@ static void lay_out(struct es_batch *batch, const struct order *order)
         scored += (size_t)order->entry[e]->scored;
     clear_rows(&batch->all, scored);
     clear_rows(&batch->scored, scored);
-    for (size_t e = 0; e < order->count; e++)
-        for (size_t i = 0, end = (size_t)(order->entry[e]->count - order->entry[e]->scored); i < end; i++)
+    for (size_t e = 0; e < order->count; e++) {
+        batch->chains[e] = chain_of(order->entry[e]);
+        batch->chains[e].first_unscored = batch->all.count;
+        for (size_t i = 0; i < batch->chains[e].unscored; i++)
             add_row(&batch->all, row_of(order, e, i));
+    }
+    batch->chain_count = order->count;
     size_t unscored = batch->all.count;
-    for (size_t e = 0; e < order->count; e++)
-        for (size_t i = (size_t)(order->entry[e]->count - order->entry[e]->scored), end = (size_t)order->entry[e]->count;
-             i < end; i++)
-            add_row(&batch->all, row_of(order, e, i));
+    for (size_t e = 0; e < order->count; e++) {
+        batch->chains[e].first_scored = batch->all.count;
+        for (size_t i = 0; i < batch->chains[e].scored; i++)
+            add_row(&batch->all, row_of(order, e, batch->chains[e].unscored + i));
+    }
     batch->leaves_rows = scored <= unscored; /* so no move to the front overwrites a row still to be moved */
     for (size_t r = unscored; batch->leaves_rows && r < batch->all.count; r++)
         add_row(&batch->scored, batch->all.row[r]);

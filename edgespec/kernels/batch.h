@@ -2,6 +2,7 @@
 #ifndef EDGESPEC_BATCH_H
 #define EDGESPEC_BATCH_H
 
+#include "delta.h"
 #include "multiply.h"
 #include "sequence.h"
 #include "tree.h"
@@ -13,6 +14,7 @@ struct row {
     size_t start;            /* the position that a tree's roots have */
     size_t node;             /* of the tree */
     size_t position;
+    size_t end;              /* of a chain: the position after its last row */
     size_t scored;           /* its number among the sequence's scored rows, if it is one */
     int32_t token;
 };
@@ -51,6 +53,15 @@ struct mixture {
     struct activations gathered; /* [entry]: what gate and up read */
     struct activations fed;      /* [entry]: what down reads */
     float *outputs;              /* [entry][embedding] */
+    struct activations shared;   /* what the down of the expert that all rows use reads */
+    float *shared_scores;        /* [row][TILE_ROWS], of which the first is its router's */
+    float *shared_outputs;       /* [row][embedding] */
+};
+
+/* The rows of one sequence outside of trees: `unscored` ones from row `first_unscored` on, then the scored ones. */
+struct chain {
+    struct es_sequence *sequence;
+    size_t start, first_unscored, unscored, first_scored, scored;
 };
 
 struct es_batch {
@@ -70,6 +81,9 @@ struct es_batch {
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
     struct mixture mixture;
+    float *deltas;             /* [row][delta_stride]: what gated delta layers project */
+    struct activations scanned; /* what they give */
+    float *scan_states;        /* [thread][delta_length][delta_length] */
     float *block_sums;         /* [part][head_length]: attention of a row's head over a block, see mix_blocks */
     struct standing *standing; /* [part] */
     uint16_t *paths;           /* [thread][ATTENTION_ROWS][keys, values][PATH_POSITIONS][head_length] */
@@ -79,6 +93,8 @@ struct es_batch {
     struct rows scored; /* those of `all` that are scored, if the last layer leaves the others out */
     bool leaves_rows;
     struct tree trees[ES_MOST_ENTRIES];
+    struct chain chains[ES_MOST_ENTRIES];
+    size_t chain_count;
     float *scores_of[ES_MOST_SCORED]; /* where a scored row's scores go */
     struct head_run head_runs[ES_MOST_ENTRIES * ES_MOST_HEADS];
     size_t head_run_count;

@@ -18,11 +18,12 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 16
+#define ES_ABI 18
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
 enum { ES_MOST_EXPERTS = 1024, ES_MOST_EXPERTS_USED = 64 };
+enum { ES_MOST_DELTA_LENGTH = 256, ES_MOST_DELTA_KERNEL = 8 };
 
 enum es_status {
     ES_OK = 0,
@@ -73,6 +74,21 @@ struct es_matrix {
 /* How the feed-forward joins its gate and its input. */
 enum es_activation { ES_SWIGLU = 0, ES_GEGLU = 1, ES_CLIPPED_SWIGLU = 2, ES_ACTIVATIONS = 3 };
 
+/* A gated delta layer's part in place of attention (Yang et al. 2025). `mixed` gives the rows that are convolved: the
+ * queries of all key heads, their keys, the values of all heads. Head h uses key head h modulo their number. */
+struct es_delta {
+    struct es_matrix mixed, gate, decay, beta; /* without tiles in other layers */
+    const float *kernel; /* [delta_kernel][rows of `mixed`], the oldest row's first */
+    const float *rates;  /* [delta_heads] */
+    const float *norm;   /* of each head's output */
+};
+
+/* A further expert that every row uses, times 1 / (1 + e^-score). */
+struct es_shared {
+    struct es_matrix gate, up, down; /* without tiles in a layer that has none */
+    struct es_matrix router;         /* one score */
+};
+
 struct es_layer {
     const float *attention_norm, *feed_forward_norm;           /* of a half layer's input; or null */
     const float *attention_post_norm, *feed_forward_post_norm; /* of a half layer's output, before it is added; or null */
@@ -83,14 +99,20 @@ struct es_layer {
     struct es_matrix router; /* one score for each expert; without tiles in a layer that has one feed-forward */
     int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
     int64_t rope_table; /* which of the model's frequencies; -1: nothing is rotated */
+    struct es_delta delta;
+    struct es_shared shared;
     int64_t joins_heads; /* query_norm and key_norm are those of a row's heads as one vector */
 };
 
 struct es_model {
     int64_t layers, embedding, heads, kv_heads, head_length, feed_forward, vocabulary;
     int64_t experts, experts_used; /* of a layer that is a mixture, and of one row; feed_forward is an expert's */
+    int64_t shared_length;  /* of a further expert that every row uses, in place of feed_forward; 0: there is none */
     int64_t experts_normed; /* whether the weights of a row's experts add up to 1 before they are scaled */
     double expert_scale;    /* of these weights */
+    int64_t gates_heads; /* each head's query is followed by a gate of its length, for the head's output */
+    int64_t delta_heads, delta_key_heads; /* of the layers that are gated delta layers; 0: there are none */
+    int64_t delta_length, delta_kernel;   /* of a head's key and value, and of the convolution in rows */
     int64_t activation;  /* enum es_activation */
     int64_t rope_length; /* leading elements of a head that are rotated; even */
     int64_t rope;        /* enum es_rope */
@@ -235,6 +257,16 @@ ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from
 /* Gives back the memory of positions first .. end - 1 in the layers with a window: no later row may see them before they
  * are written again. A page that holds other positions, too, stays. Returns an es_status. */
 ES_EXPORT int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end);
+
+/* The state of the gated delta layers after a number of tokens. A sequence has those after its last tokens, 24 and more,
+ * from es_state_floor on: a forward starts there, or at a position after that. A forward of more than ES_MOST_SCORED
+ * tokens drops those before the ones that it scores. Trees are refused. */
+ES_EXPORT int64_t es_state_bytes(const struct es_sequence *sequence); /* 0 for a model without such layers */
+ES_EXPORT int64_t es_state_floor(const struct es_sequence *sequence);
+/* The state after `length` tokens. It takes no part of a forward in flight of the same sequence. */
+ES_EXPORT int32_t es_read_state(const struct es_sequence *sequence, int64_t length, uint8_t *to, int64_t bytes);
+/* Continues from that state, or without a state from 0 tokens. ES_NOT_FINITE as es_write_part. */
+ES_EXPORT int32_t es_write_state(struct es_sequence *sequence, int64_t length, const uint8_t *from, int64_t bytes);
 
 /* Positions first .. length - 1 of a cache in parts, for a file: the keys of each layer's heads, then the values. `first`
  * is a multiple of 16. All parts have es_part_bytes bytes, 0 for positions that the cache cannot hold; a part's layout is

@@ -25,9 +25,11 @@ static struct es_matrix part_of_expert(const struct step *step, const struct es_
 void route(const struct step *step, const struct es_layer *layer)
 {
     struct mixture *mixture = &step->batch->mixture;
-    const struct product product = {
-        .matrix = &layer->router, .to = mixture->scores, .stride = mixture->score_stride};
-    multiply(step, &product, 1, &step->batch->normed, step->rows->count);
+    const struct product products[] = {
+        {.matrix = &layer->router, .to = mixture->scores, .stride = mixture->score_stride},
+        {.matrix = &layer->shared.router, .to = mixture->shared_scores, .stride = TILE_ROWS},
+    };
+    multiply(step, products, layer->shared.router.tiles ? 2 : 1, &step->batch->normed, step->rows->count);
 }
 
 /* ------------------------------------------------------------------------------------------------------- choice */
@@ -205,12 +207,29 @@ void multiply_experts(const struct step *step, const struct es_layer *layer)
         }
 }
 
+void multiply_shared(const struct step *step, const struct es_layer *layer)
+{
+    const struct mixture *mixture = &step->batch->mixture;
+    const struct product product = {
+        .matrix = &layer->shared.down, .to = mixture->shared_outputs, .stride = (size_t)step->model->embedding};
+    multiply(step, &product, 1, &mixture->shared, step->rows->count);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- sums */
+
+/* Of the expert that every row uses. */
+static float shared_weight(const struct step *step, size_t row)
+{
+    float weights[TILE_ROWS] = {1.0f};
+    step->level->gate(step->batch->mixture.shared_scores + row * TILE_ROWS, TILE_ROWS, weights);
+    return weights[0];
+}
 
 /* Columns of a row that are summed at a time: the experts' outputs of more would leave the first cache. */
 enum { SUM_COLUMNS = 256 };
 
-static void sum_columns(const struct step *step, size_t row, size_t begin, size_t count, float *sums)
+static void sum_columns(const struct step *step, const struct es_layer *layer, size_t row, size_t begin, size_t count,
+                        float *sums)
 {
     const struct mixture *mixture = &step->batch->mixture;
     size_t used = used_by(step), embedding = (size_t)step->model->embedding;
@@ -220,6 +239,12 @@ static void sum_columns(const struct step *step, size_t row, size_t begin, size_
         for (size_t k = 0; k < count; k++)
             sums[k] = slot ? sums[k] + weight * from[k] : weight * from[k];
     }
+    if (!layer->shared.gate.tiles)
+        return;
+    float weight = shared_weight(step, row);
+    const float *from = mixture->shared_outputs + row * embedding + begin;
+    for (size_t k = 0; k < count; k++)
+        sums[k] += weight * from[k];
 }
 
 /* Adds each row's weighted sum to the hidden states, or leaves that to join_rows. */
@@ -234,7 +259,7 @@ void add_experts(const struct step *step, const struct es_layer *layer)
             size_t count = embedding - begin < SUM_COLUMNS ? embedding - begin : SUM_COLUMNS;
             float sums[SUM_COLUMNS];
             float *to = (later ? batch->added : batch->hidden) + row * embedding + begin;
-            sum_columns(step, row, begin, count, sums);
+            sum_columns(step, layer, row, begin, count, sums);
             for (size_t k = 0; k < count; k++)
                 to[k] = later ? sums[k] : to[k] + sums[k];
         }

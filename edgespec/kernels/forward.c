@@ -137,7 +137,7 @@ static struct part part_of(const struct step *step, size_t rows, size_t outputs,
     };
 }
 
-enum { MOST_PRODUCTS = 3 };
+enum { MOST_PRODUCTS = 4 };
 
 _Static_assert((int)ES_MOST_HEADS <= (int)MOST_PRODUCTS, "heads are multiplied together");
 
@@ -173,7 +173,7 @@ void multiply(const struct step *step, const struct product *products, size_t co
 
 static void project(const struct step *step, const struct es_layer *layer)
 {
-    size_t stride = projected_length(step->model), queries = query_length(step->model);
+    size_t stride = projected_length(step->model), queries = asked_length(step->model);
     size_t keys = (size_t)(step->model->kv_heads * step->model->head_length);
     float *to = step->batch->projected;
     const struct product products[MOST_PRODUCTS] = {
@@ -253,18 +253,13 @@ void feed_blocks(const struct step *step, const struct feeding *feeding, size_t 
         (in_pairs ? feed_block_in_pairs : feed_block)(step, feeding, join, block, first, rows);
 }
 
-static void feed(const struct step *step, const struct es_layer *layer)
+void feed(const struct step *step, const struct feeding *feeding)
 {
-    const struct feeding feeding = {.gate = &layer->gate,
-                                    .up = &layer->up,
-                                    .from = &step->batch->normed,
-                                    .to = &step->batch->fed,
-                                    .down_type = layer->down.type};
-    size_t rows = step->rows->count, blocks = step->batch->fed.columns / BLOCK;
-    size_t columns = step->batch->normed.columns;
+    size_t rows = step->rows->count, blocks = feeding->to->columns / BLOCK;
+    size_t columns = feeding->from->columns;
     for (struct pool_items own = divide_product(step, rows, blocks, 2 * BLOCK, columns, true); pool_take(&own);) {
         const struct part part = part_of(step, rows, blocks, &own);
-        feed_blocks(step, &feeding, part.begin, part.end, part.first, part.rows);
+        feed_blocks(step, feeding, part.begin, part.end, part.first, part.rows);
     }
 }
 
@@ -272,7 +267,7 @@ static void feed(const struct step *step, const struct es_layer *layer)
 static void gather_scored(const struct step *step)
 {
     size_t scored = step->rows->scored, unscored = step->rows->count - scored;
-    size_t embedding = (size_t)step->model->embedding, queries = query_length(step->model);
+    size_t embedding = (size_t)step->model->embedding, queries = asked_length(step->model);
     float *hidden = step->batch->hidden, *projected = step->batch->projected;
     size_t stride = projected_length(step->model);
     for (struct pool_items own = divide_rows(step, scored); pool_take(&own);)
@@ -339,29 +334,41 @@ void forward_on(void *context, int thread)
                               .layer = done,
                               .count = step->rows->count};
         THEN(join_rows(step, joint));
-        THEN(project(step, layer));
-        if (layer->joins_heads)
-            THEN(normalise_joined_heads(step, layer));
-        THEN(place_heads(step, number));
-        if (number + 1 == (size_t)model->layers && batch->leaves_rows) {
-            if (!step->rows->scored)
-                break; /* nothing is scored, so only keys and values are needed */
-            THEN(gather_scored(step));
-            here.rows = &batch->scored; /* all keys and values are stored, so the other rows have no more use */
-        }
-        if (mixes_blocks(step, number)) {
-            THEN(mix_blocks(step, number));
-            THEN(merge_mixed(step, number));
+        bool scans = layer->delta.mixed.tiles;
+        if (scans) {
+            THEN(project_deltas(step, layer));
+            THEN(scan_deltas(step, number));
+            THEN(end_deltas(step, number));
         } else {
-            THEN(mix(step, number));
+            THEN(project(step, layer));
+            if (layer->joins_heads)
+                THEN(normalise_joined_heads(step, layer));
+            THEN(place_heads(step, number));
+            if (number + 1 == (size_t)model->layers && batch->leaves_rows) {
+                if (!step->rows->scored)
+                    break; /* nothing is scored, so only keys and values are needed */
+                THEN(gather_scored(step));
+                here.rows = &batch->scored; /* all keys and values are stored, so the other rows have no more use */
+            }
+            if (mixes_blocks(step, number)) {
+                THEN(mix_blocks(step, number));
+                THEN(merge_mixed(step, number));
+            } else {
+                THEN(mix(step, number));
+            }
         }
-        THEN(add_product(step, &layer->output, &batch->mixed, layer->attention_post_norm));
+        THEN(add_product(step, &layer->output, scans ? &batch->scanned : &batch->mixed, layer->attention_post_norm));
         joint = (struct joint){.adds = adds_later(step, layer->attention_post_norm),
                                .post_norm = layer->attention_post_norm,
                                .norm = layer->feed_forward_norm,
                                .layer = NO_LAYER,
                                .count = step->rows->count};
         THEN(join_rows(step, joint));
+        struct feeding feeding = {.gate = &layer->gate,
+                                  .up = &layer->up,
+                                  .from = &batch->normed,
+                                  .to = &batch->fed,
+                                  .down_type = layer->down.type};
         if (layer->router.tiles) {
             THEN(route(step, layer));
             THEN(choose_experts(step));
@@ -369,9 +376,17 @@ void forward_on(void *context, int thread)
             THEN(gather_rows(step, layer));
             THEN(feed_experts(step, layer));
             THEN(multiply_experts(step, layer));
+            if (layer->shared.gate.tiles) {
+                feeding.gate = &layer->shared.gate;
+                feeding.up = &layer->shared.up;
+                feeding.to = &batch->mixture.shared;
+                feeding.down_type = layer->shared.down.type;
+                THEN(feed(step, &feeding));
+                THEN(multiply_shared(step, layer));
+            }
             THEN(add_experts(step, layer));
         } else {
-            THEN(feed(step, layer));
+            THEN(feed(step, &feeding));
             THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
         }
         post_norm = layer->feed_forward_post_norm;

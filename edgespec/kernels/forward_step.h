@@ -75,6 +75,16 @@ void gather_rows(const struct step *step, const struct es_layer *layer);
 void feed_experts(const struct step *step, const struct es_layer *layer);
 void multiply_experts(const struct step *step, const struct es_layer *layer);
 void add_experts(const struct step *step, const struct es_layer *layer);
+/* The same of the expert that every row uses, before add_experts, which adds its output last. */
+void multiply_shared(const struct step *step, const struct es_layer *layer);
+
+/* The first half of one feed-forward, of all rows. */
+void feed(const struct step *step, const struct feeding *feeding);
+
+/* A gated delta layer in place of attention, in three steps with barriers between, into `scanned`. */
+void project_deltas(const struct step *step, const struct es_layer *layer);
+void scan_deltas(const struct step *step, size_t layer);
+void end_deltas(const struct step *step, size_t layer);
 
 /* Normalises a row's queries as one vector, and its keys. */
 void normalise_joined_heads(const struct step *step, const struct es_layer *layer);

@@ -65,6 +65,16 @@ struct attention_query {
 /* y of a feed-forward's gate and its input. */
 typedef void join_function(const float *gate, const float *up, size_t length, float *y);
 
+/* Up to 16 rows of one head of a gated delta layer. `decays` and `betas` are as projected; with `queries` their products
+ * with the state after each row go to `out`. All but these two: [count][length]. */
+enum { DELTA_ROWS = 16 };
+struct delta_rows {
+    size_t count;
+    const float *keys, *values, *queries;
+    float *out;
+    float decays[DELTA_ROWS], betas[DELTA_ROWS];
+};
+
 /* Scores whose maximum is computed before the single scores are compared. */
 enum { DRAW_BLOCK = 256 };
 
@@ -91,6 +101,14 @@ struct level {
     void (*to_halves)(const float *x, size_t length, uint16_t *to, size_t apart);
     /* x = most tanh(x / most); NaN for what is not finite. */
     void (*cap)(float *x, size_t length, float most);
+    /* x = x / (1 + e^-gate). length: a multiple of 16. */
+    void (*gate)(const float *gate, size_t length, float *x);
+    /* y = SiLU of the sum of `count` rows times those of `kernel`, which has `channels` columns. length: as above. */
+    void (*convolve)(const float *const *taps, size_t count, const float *kernel, size_t channels, size_t length,
+                     float *y);
+    /* The gated delta rule, row by row: with decay = e^(rate log(1 + e^d)) and beta = 1 / (1 + e^-b),
+     *     state = decay state + key (beta (value - key decay state))       state[length of a key][length of a value] */
+    void (*scan)(float *state, size_t length, float rate, const struct delta_rows *rows);
     /* Softmax attention of up to MOST_QUERIES queries over one key-value head. A `cap` of 0 is none. */
     void (*attend)(const struct attention_cache *cache, float scale, float cap, size_t count,
                    const struct attention_query *queries);
@@ -131,8 +149,9 @@ struct level {
 /* A level's complete table of the functions in row_*.h, with its quantiser. */
 #define EVERY_ROW_FUNCTION(quantises)                                                                            \
     .normalise = normalise, .quantise = quantises, .join = {swiglu, geglu, clipped_swiglu},                      \
-    .exponential = exponential, .cap = cap_values, .to_halves = to_halves, .attend = attend,                     \
-    .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, .draw = draw
+    .exponential = exponential, .cap = cap_values, .gate = gate_values, .convolve = convolve, .scan = scan_rows, \
+    .to_halves = to_halves, .attend = attend, .merge_blocks = merge_blocks, .coarsen = coarsen, .argmax = argmax, \
+    .draw = draw
 
 /* EDGESPEC_HAS_... tells which levels were built. */
 extern const struct level level_portable, level_avx2, level_avx_vnni, level_avx512_vnni, level_neon_dotprod;

@@ -6,6 +6,7 @@
 #include "quantise_avx512.h"
 #include "row_attention.h"
 #include "row_coarsen.h"
+#include "row_delta.h"
 #include "row_draw.h"
 #include "row_kernels.h"
 

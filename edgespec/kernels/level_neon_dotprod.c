@@ -5,6 +5,7 @@
 #include "multiply_octets.h"
 #include "row_attention.h"
 #include "row_coarsen.h"
+#include "row_delta.h"
 #include "row_draw.h"
 #include "row_kernels.h"
 #include "row_quantise.h"

@@ -4,6 +4,7 @@
 #include "multiply_portable.h"
 #include "row_attention.h"
 #include "row_coarsen.h"
+#include "row_delta.h"
 #include "row_draw.h"
 #include "row_kernels.h"
 #include "row_quantise.h"

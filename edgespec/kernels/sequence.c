@@ -16,8 +16,11 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
     sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
 }
 
-static bool has_window(const struct es_model *model)
+/* Whether most of a cache is never in use. */
+static bool is_sparse(const struct es_model *model)
 {
+    if (model->delta_heads)
+        return true;
     for (int64_t layer = 0; layer < model->layers; layer++)
         if (model->layer[layer].window)
             return true;
@@ -43,7 +46,7 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_bytes =
         2 * (size_t)(model->layers * model->kv_heads) * head_cache_length(sequence) * sizeof(uint16_t);
-    enum es_pages pages = has_window(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
+    enum es_pages pages = is_sparse(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
 
     struct carver carver = {0};
@@ -52,7 +55,7 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->buffers = es_memory_take((int64_t)carver.used, ES_PAGES_SMALL);
     carver = (struct carver){.base = sequence->buffers};
     carve_buffers(sequence, &carver);
-    if (!sequence->cache || !sequence->buffers) {
+    if (!sequence->cache || !sequence->buffers || !delta_open(sequence)) {
         es_close(sequence);
         return NULL;
     }
@@ -63,6 +66,7 @@ void es_close(struct es_sequence *sequence)
 {
     es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
     es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);
+    es_memory_give(sequence->states, (int64_t)sequence->state_bytes);
     es_memory_give(sequence->kept, (int64_t)sequence->kept_bytes);
     free(sequence->kept_layers);
     free(sequence);
@@ -77,8 +81,9 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
 {
     const struct es_model *model = to->model;
     if (from->model != model || from->frequencies != to->frequencies || first < 0 || length < first ||
-        (size_t)length > to->context_length || (size_t)length > from->context_length)
+        (size_t)length > to->context_length || (size_t)length > from->context_length || length < es_state_floor(from))
         return ES_BAD_REQUEST;
+    delta_copy(to, from);
     size_t head_length = (size_t)model->head_length, end = tile_of(length + TILE_ROWS - 1);
     for (int64_t layer = 0; layer < model->layers; layer++) {
         size_t begin = model->layer[layer].window ? tile_of(first) * head_length : 0;

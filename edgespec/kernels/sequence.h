@@ -25,6 +25,12 @@ struct es_sequence {
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */
     size_t cache_bytes;
 
+    /* Of the gated delta layers; see delta.c. */
+    float *states;     /* [layer][head][enum delta_state][delta_length][delta_length] */
+    int64_t *state_at; /* [layer][head][enum delta_state]: the tokens that a state is after */
+    float *log;        /* [layer][position modulo LOG_ROWS][log_length]: the rows as projected */
+    size_t state_bytes;
+
     /* What a caller asked to keep of the scored rows: slot i, [scored][embedding], is of layer kept_layers[i]. */
     int64_t *kept_layers;
     float *kept;
@@ -53,9 +59,15 @@ static inline size_t query_length(const struct es_model *model)
     return (size_t)(model->heads * model->head_length);
 }
 
+/* Queries, with gates where heads have them. */
+static inline size_t asked_length(const struct es_model *model)
+{
+    return query_length(model) * (model->gates_heads ? 2 : 1);
+}
+
 static inline size_t projected_length(const struct es_model *model)
 {
-    return (size_t)((model->heads + 2 * model->kv_heads) * model->head_length);
+    return asked_length(model) + (size_t)(2 * model->kv_heads * model->head_length);
 }
 
 static inline size_t head_cache_length(const struct es_sequence *sequence)

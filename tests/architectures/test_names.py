@@ -30,7 +30,7 @@ VOCABULARIES = {"export/huggingface/tokenizer.py", "text/tokenizers/vocabulary.p
 OTHER_TABLES = {
     "text/conversation/call_formats.py": {"gpt-oss"},
     "export/huggingface/pretokenizers.py": {"qwen2"},
-    "text/tokenizers/word_splits.py": {"qwen2", "exaone4", "glm4"},
+    "text/tokenizers/word_splits.py": {"qwen2", "exaone4", "glm4", "qwen35"},
 }
 
 

@@ -338,6 +338,7 @@ def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -
         ("gemma2", {}, "caps of scores"),
         ("qwen3moe", {}, "mixtures of experts"),
         ("gpt-oss", {"window": 30}, "mixtures of experts"),
+        ("qwen35", {}, "gated delta layers"),
         (
             "mistral3",
             {

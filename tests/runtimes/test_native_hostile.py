@@ -42,6 +42,7 @@ MODELS: dict[Any, dict[str, Any]] = {
         "window": 9,
         "settings": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
     },
+    "qwen35": {"quant": "Q8_0", "layers": 3, "deltas": (2, 1, 32, 4)},
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
 # At and around every limit of a check or a kernel.

@@ -159,6 +159,8 @@ def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tup
         ("Qwen3-Instruct-2507", "x", ("qwen3moe", "qwen2", 151936), {"name": "Qwen3-30B-A3B-Instruct-2507"}),
         ("Qwen3", "x", ("qwen3moe", "qwen2", 151936), {"name": "Qwen3-30B-A3B-Thinking-2507"}),
         ("Qwen3-Coder", "x", ("qwen3moe", "qwen2", 151936), {"name": "Qwen3-Coder-30B-A3B-Instruct"}),
+        ("Qwen3.5", "x", ("qwen35", "qwen35", 248320), {"name": "Qwen3.5 4B"}),
+        ("Qwen3.5", "Qwen3.6-35B-A3B-Q4_K_M", ("qwen35moe", "qwen35", 248320), {}),
         (None, "x", ("qwen3", "qwen2", 151669), {"name": "Qwen3 Embedding 0.6B"}),
         ("Llama 3.1 to 3.3", "x", ("llama", "llama-bpe", 128256), {"name": "Meta Llama 3.1 8B Instruct"}),
         ("Llama 3.1 to 3.3", "Llama-3.2-3B-Instruct-Q4_K_M", ("llama", "llama-bpe", 128256), {}),

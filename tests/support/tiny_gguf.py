@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.deltas import Deltas
 from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, ROUTER, SHORT_FACTORS, Part, Sizes, layer_parts
 from edgespec.architectures.table import find
 from tests.support.k_quants import quantize
@@ -62,6 +63,7 @@ _FILE_TYPES: dict[Quant, gguf.LlamaFileType] = {
 
 # Attention scores with a spread of about 2: positions matter, and the text does not repeat soon.
 _SCALES = {"attn_q": 2.0, "attn_output": 2.0, "ffn_down": 2.0, ROUTER: 2.0}
+_FLOATS = (ROUTER, "ssm_conv1d")
 _EVEN = ("attn_norm", "ffn_norm")  # norms whose weights are all one
 
 CHATML = (
@@ -120,6 +122,9 @@ def write_tiny_gguf(
     rope_length: int | None = None,
     leave_out: Sequence[int] = (),
     experts: tuple[int, int] = (6, 2),
+    deltas: tuple[int, int, int, int] = (4, 2, 32, 4),
+    interval: int = 2,
+    shared: int = 0,
     settings: Mapping[str, int | float | str] | None = None,
 ) -> Path:
     """Write a model to ``path`` and return the path.
@@ -134,9 +139,11 @@ def write_tiny_gguf(
 
     ``head_length`` is width / heads unless given, and ``rope_length`` as long. ``rope_factors`` writes Llama 3's
     divisors of rotary frequencies, ``long_factors`` those for short and for long contexts.
-    Of ``experts`` each layer has the first number and each row uses the second, if the architecture has any.
-    Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more keys of the
-    architecture.
+    Of ``experts`` each layer has the first number and each row uses the second, if the architecture has any;
+    ``shared`` is the length of one more that every row uses. Gated delta layers have ``deltas``: heads, key heads,
+    elements of each, rows of the convolution; every layer whose number from 1 is a multiple of ``interval`` has
+    attention instead. Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more
+    keys of the architecture.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
@@ -162,6 +169,11 @@ def write_tiny_gguf(
         writer.add_expert_count(experts[0])
         writer.add_expert_used_count(experts[1])
         writer.add_expert_feed_forward_length(width)
+        if shared:
+            writer.add_expert_shared_feed_forward_length(shared)
+    of_deltas = None
+    if form.deltas is not None:
+        of_deltas = _add_deltas(writer, deltas, interval, layers, turned // 2)
     for key, value in (settings or {}).items():
         add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
         add(f"{architecture}.{key}", value)
@@ -206,6 +218,8 @@ def write_tiny_gguf(
         kv_heads=kv_heads,
         head=head_width,
         experts=0 if form.experts is None else experts[0],
+        shared=shared,
+        deltas=of_deltas,
     )
     for layer in range(layers):
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
@@ -216,7 +230,9 @@ def write_tiny_gguf(
             if data.ndim == 1 or name.endswith(".bias"):
                 writer.add_tensor(name, data)
             else:
-                _add(writer, name, data, "F32" if ROUTER in name else quant)  # as llama.cpp's quantiser leaves it
+                _add(
+                    writer, name, data, "F32" if any(each in name for each in _FLOATS) else quant
+                )  # as llama.cpp's quantiser leaves it
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     # Logits with a spread of about 3, so that distributions are neither flat nor one-hot.
     head = _normal(random, rows, width, 3.0)
@@ -260,10 +276,34 @@ def _layer(
         role = name.split(".")[2]
         if role in _EVEN:
             yield name, np.ones(length, np.float32)
+        elif role == "ssm_a":  # a state forgets
+            yield name, -random.random(length, dtype=np.float32)
+        elif role == "ffn_gate_inp_shexp":
+            yield name, 0.2 * random.standard_normal(length, dtype=np.float32)
         elif role.startswith("post"):
             yield name, 0.5 + random.random(length, dtype=np.float32)
         else:
             yield name, 1 + 0.5 * random.random(length, dtype=np.float32)
+
+
+def _add_deltas(
+    writer: gguf.GGUFWriter, shape: tuple[int, int, int, int], interval: int, layers: int, pairs: int
+) -> Deltas:
+    heads, key_heads, length, kernel = shape
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(key_heads)
+    writer.add_ssm_state_size(length)
+    writer.add_ssm_inner_size(heads * length)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_full_attention_interval(interval)
+    writer.add_rope_dimension_sections([*(len(range(first, pairs, 3)) for first in range(3)), 0])
+    return Deltas(
+        heads=heads,
+        key_heads=key_heads,
+        length=length,
+        kernel=kernel,
+        layers=tuple((layer + 1) % interval != 0 for layer in range(layers)),
+    )
 
 
 def similar_drafter(path_target: Path, path_out: Path, noise: float) -> Path:

@@ -61,6 +61,8 @@ def place_target(prepare: Preparation, file: LocatedModel, store: Measurements, 
     model = prepare.target_in(file, settings)
     require_room(settings, places)
     require_memory(file.name, model.memory, allowed_bytes)
+    if file.onnx is None and file.header.drafting_layers:
+        notices += (f"{file.name} has a layer that drafts, which edgespec does not use yet",)
     return PlacedTarget(model=model, prepare=prepare, places=places, allowed_bytes=allowed_bytes, notices=notices)
 
 

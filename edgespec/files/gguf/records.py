@@ -81,6 +81,7 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
 }
 
 # Tables of which a forward reads only one row per token.
+_INTERVAL = "full_attention_interval"  # of which the last layer has attention; 4 in llama.cpp if not stated
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 
 # In the names of tensors that hold a matrix for each expert.
@@ -388,13 +389,30 @@ class GgufHeader:
         """The part of ``bytes_per_forward`` that is experts'."""
         return sum(self.bytes_read_of(tensor) for tensor in self.tensors if _EXPERTS in tensor.name)
 
+    @property
+    def drafting_layers(self) -> int:
+        """Layers behind the others that only draft."""
+        return self._optional("nextn_predict_layers")
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers with a cache of keys and values: all, but for gated delta layers and those that only draft."""
+        layers, interval = self.block_count - self.drafting_layers, self._optional(_INTERVAL)
+        if not self._optional("ssm.state_size"):
+            return self.block_count
+        recurrent = self.metadata.get(self._key("attention.recurrent_layers"))
+        recurrent = tuple(recurrent.values()) if isinstance(recurrent, GgufArray) else recurrent
+        if isinstance(recurrent, tuple):
+            return max(1, layers - sum(map(bool, recurrent[:layers])))
+        return max(1, layers // (interval or 4))
+
     def kv_bytes_per_token(self, bits_per_element: float) -> int:
         """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.
 
         Layers with a sliding window count as full layers, so the result is an upper bound for such models.
         """
         heads = self.head_count_kv
-        all_heads = heads * self.block_count if isinstance(heads, int) else sum(heads)
+        all_heads = heads * self.attention_layers if isinstance(heads, int) else sum(heads)
         if all_heads == 0:
             return 0
         return math.ceil(all_heads * (self.key_length + self.value_length) * bits_per_element / 8)

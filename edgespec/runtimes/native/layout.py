@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -22,7 +23,15 @@ from edgespec.architectures.table import find
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
-from edgespec.runtimes.native.tensors import TYPES, LayerTensors, ModelLayout, Rope, WeightTensor
+from edgespec.runtimes.native.tensors import (
+    TYPES,
+    DeltaTensors,
+    LayerTensors,
+    ModelLayout,
+    Rope,
+    SharedTensors,
+    WeightTensor,
+)
 
 MOST_EXPERTS, MOST_EXPERTS_USED = 1024, 64  # of a layer and of a row, for the kernels' lists
 BLOCK = 32  # columns that are quantised together, in weights and in activations
@@ -37,6 +46,7 @@ _MATRICES = {
     "key": "attn_k",
     "value": "attn_v",
     "output": "attn_output",
+    "router": ROUTER,
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
@@ -131,6 +141,8 @@ class _Reader:
             joins_heads=shape.joins_heads,
             original_context=shape.original_context,
             experts=shape.experts,
+            gates_heads=architecture.gates_heads,
+            deltas=sizes.deltas,
             activation=GEGLU if architecture.gelu else CLIPPED_SWIGLU if architecture.clips else SWIGLU,
             layers=tuple(self._layer(layer, shape) for layer in shape.layers),
             output_norm=self._floats(OUTPUT_NORM),
@@ -140,14 +152,35 @@ class _Reader:
 
     def _layer(self, layer: Layer, shape: Shape) -> LayerTensors:
         parts, used = layer.parts, 0 if shape.experts is None else shape.experts.used
-        matrices: dict[str, Any] = {name: self._matrix(parts[role], used) for name, role in _MATRICES.items()}
-        if ROUTER in parts:
-            matrices["router"] = self._matrix(parts[ROUTER], used)
+        matrices: dict[str, Any] = {
+            name: self._matrix(parts[role], used) for name, role in _MATRICES.items() if role in parts
+        }
+        if "attn_qkv" in parts:
+            matrices["delta"] = self._delta(parts)
+        if "ffn_gate_shexp" in parts:
+            matrices["shared"] = SharedTensors(
+                gate=self._matrix(parts["ffn_gate_shexp"], used),
+                up=self._matrix(parts["ffn_up_shexp"], used),
+                down=self._matrix(parts["ffn_down_shexp"], used),
+                router=self._weights(parts["ffn_gate_inp_shexp"].tensor, 1, shape.sizes.width),
+            )
         vectors: dict[str, Any] = {
             name: self._floats(parts[role].tensor) if role in parts else None for name, role in _VECTORS.items()
         }
         return LayerTensors(
             **matrices, **vectors, window=layer.window, rope_table=layer.rope if layer.turns else None
+        )
+
+    def _delta(self, parts: Mapping[str, Part]) -> DeltaTensors:
+        decay = self._matrix(parts["ssm_alpha"], 0)
+        return DeltaTensors(
+            mixed=self._matrix(parts["attn_qkv"], 0),
+            gate=self._matrix(parts["attn_gate"], 0),
+            decay=replace(decay, bias=self._floats(parts["ssm_dt"].tensor)),
+            beta=self._matrix(parts["ssm_beta"], 0),
+            kernel=self._floats(parts["ssm_conv1d"].tensor),
+            rates=self._floats(parts["ssm_a"].tensor),
+            norm=self._floats(parts["ssm_norm"].tensor),
         )
 
     def _matrix(self, part: Part, used: int) -> WeightTensor:
@@ -197,7 +230,10 @@ class _Reader:
 def _check_limits(shape: Shape) -> None:
     """Raise UnsupportedError for lengths that the kernels' blocks do not divide."""
     sizes = shape.sizes
-    for what, count in (("embedding", sizes.width), ("feed-forward", sizes.inner), ("heads", sizes.queries)):
+    lengths = [("embedding", sizes.width), ("feed-forward", sizes.inner), ("heads", sizes.queries)]
+    if sizes.shared:
+        lengths.append(("shared expert", sizes.shared))
+    for what, count in lengths:
         if count < BLOCK or count % BLOCK:
             raise UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")
     experts = shape.experts

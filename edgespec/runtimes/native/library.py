@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 16
+ABI = 18
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -49,6 +49,31 @@ class Matrix(ctypes.Structure):
         ("rows", c_int64),
         ("columns", c_int64),
         ("type", c_int64),
+    )
+
+
+class Delta(ctypes.Structure):
+    """struct es_delta"""
+
+    _fields_ = (
+        ("mixed", Matrix),
+        ("gate", Matrix),
+        ("decay", Matrix),
+        ("beta", Matrix),
+        ("kernel", c_void_p),
+        ("rates", c_void_p),
+        ("norm", c_void_p),
+    )
+
+
+class Shared(ctypes.Structure):
+    """struct es_shared"""
+
+    _fields_ = (
+        ("gate", Matrix),
+        ("up", Matrix),
+        ("down", Matrix),
+        ("router", Matrix),
     )
 
 
@@ -73,6 +98,8 @@ class Layer(ctypes.Structure):
         ("router", Matrix),
         ("window", c_int64),
         ("rope_table", c_int64),
+        ("delta", Delta),
+        ("shared", Shared),
         ("joins_heads", c_int64),
     )
 
@@ -150,8 +177,14 @@ class NativeModelStruct(ctypes.Structure):
         ("vocabulary", c_int64),
         ("experts", c_int64),
         ("experts_used", c_int64),
+        ("shared_length", c_int64),
         ("experts_normed", c_int64),
         ("expert_scale", c_double),
+        ("gates_heads", c_int64),
+        ("delta_heads", c_int64),
+        ("delta_key_heads", c_int64),
+        ("delta_length", c_int64),
+        ("delta_kernel", c_int64),
         ("activation", c_int64),
         ("rope_length", c_int64),
         ("rope", c_int64),
@@ -191,6 +224,8 @@ _LONG: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_forward_tree": (c_int32, (c_void_p, _IDS, c_int32, c_int64, _IDS, c_int32)),
     "es_keep": (c_int32, (c_void_p, _IDS, c_int32, c_int64)),
     "es_copy": (c_int32, (c_void_p, c_void_p, c_int64, c_int64)),
+    "es_read_state": (c_int32, (c_void_p, c_int64, _BYTES, c_int64)),
+    "es_write_state": (c_int32, (c_void_p, c_int64, _BYTES, c_int64)),
     "es_forget": (c_int32, (c_void_p, c_int64, c_int64)),
     "es_read_part": (c_int32, (c_void_p, c_int64, c_int64, c_int64, _BYTES, c_int64)),
     "es_write_part": (c_int32, (c_void_p, c_int64, c_int64, c_int64, _BYTES, c_int64)),
@@ -212,6 +247,8 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_level_name": (c_char_p, (c_int32,)),
     "es_level_runs": (c_bool, (c_int32,)),
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
+    "es_state_bytes": (c_int64, (c_void_p,)),
+    "es_state_floor": (c_int64, (c_void_p,)),
     "es_part_bytes": (c_int64, (c_void_p, c_int64, c_int64)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),

@@ -19,6 +19,7 @@ from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.states import held_bytes
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
 from edgespec.runtimes.native.windows import windowed_layers
@@ -89,6 +90,8 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {settings.threads}")
     library = load()
     layout = _read_layout(file, requantized=form.requantized)
+    drafting = tuple(f"blk.{number}." for number in range(len(layout.layers), header.block_count))  # left out
+    left_out = [tensor for tensor in header.tensors if drafting and tensor.name.startswith(drafting)]
     as_filed = ModelFacts(
         name=file.name,
         sha256=file.identity,
@@ -99,12 +102,12 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         threads=settings.threads,
         vocabulary_size=header.vocabulary_size,
         trained_context_length=header.context_length,
-        weight_bytes=header.tensor_bytes,
-        bytes_per_forward=header.bytes_per_forward,
+        weight_bytes=header.tensor_bytes - sum(tensor.byte_count for tensor in left_out),
+        bytes_per_forward=header.bytes_per_forward - sum(map(header.bytes_read_of, left_out)),
         kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
         kv_type=KV_TYPE,
         can_fork=True,
-        can_branch=True,
+        can_branch=layout.deltas is None,
         bit_equal_by_construction=True,
         mask_id=header.mask_token_id,
         mixture=mixture_of(header),
@@ -114,13 +117,16 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
 
 
 def windowed_of(header: GgufHeader, layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
-    """What the layers with a window take of a cache."""
-    windows = [layer.window for number, layer in enumerate(layout.layers) if number not in skipped]
-    return windowed_layers(sum(map(bool, windows)), max(windows, default=0), _layer_bytes(header))
+    """What the layers with a window or a state take of a cache."""
+    kept = [layer for number, layer in enumerate(layout.layers) if number not in skipped]
+    windows = [layer.window for layer in kept]
+    found = windowed_layers(sum(map(bool, windows)), max(windows, default=0), _layer_bytes(header))
+    state_bytes = held_bytes(layout.deltas, sum(layer.delta is not None for layer in kept))
+    return replace(found, state_bytes=state_bytes) if state_bytes else found
 
 
 def _layer_bytes(header: GgufHeader) -> int:
-    return header.kv_bytes_per_token(KV_BITS) // header.block_count  # all layers have the same cache
+    return header.kv_bytes_per_token(KV_BITS) // header.attention_layers  # these have the same cache
 
 
 def bytes_spared(file: LocatedModel) -> int:
@@ -163,7 +169,7 @@ def _facts_of_part(
     if skipped:
         blocks = tuple(f"blk.{number}." for number in skipped)
         read -= sum(map(header.bytes_read_of, (each for each in header.tensors if each.name.startswith(blocks))))
-        spared_of = (weight for number in skipped for weight in layout.layers[number].matrices.values())
+        spared_of = (weight for number in skipped for weight in layout.layers[number].all_matrices)
         read += sum(weight.spared_of_forward for weight in spared_of)
         if mixture is not None:
             layers, kept = header.block_count, header.block_count - len(skipped)  # all have as many experts
@@ -176,7 +182,8 @@ def _facts_of_part(
         facts,
         weight_bytes=facts.weight_bytes - spared,
         bytes_per_forward=read,
-        kv_bytes_per_token=facts.kv_bytes_per_token - len(skipped) * _layer_bytes(header),
+        kv_bytes_per_token=facts.kv_bytes_per_token
+        - sum(layout.layers[number].delta is None for number in skipped) * _layer_bytes(header),
         mixture=mixture,
         windowed=windowed_of(header, layout, skipped),
         settings=settings,

@@ -26,8 +26,9 @@ from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
 from edgespec.runtimes.native.scheduler import Member, Request
+from edgespec.runtimes.native.states import Checkpoints, State
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
-from edgespec.runtimes.native.windows import SavedParts, Windows
+from edgespec.runtimes.native.windows import STATE, SavedParts, Windows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow in native code
@@ -83,6 +84,8 @@ class NativeCache:
         self._context_length = context_length
         self._windows = Windows.of(part)
         self._held = 0  # layers with a window hold the positions from here on
+        self._state_bytes = 0
+        self._read: tuple[int, State] | None = None  # the state that is being saved, by its position
         self._begun = bytearray()  # of a windowed head whose other bytes are in the next saved part
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
         self._pointer: int | None = None
@@ -101,6 +104,7 @@ class NativeCache:
                 available_bytes=None,
                 hint="use a smaller --context",
             )
+        self._state_bytes = int(self._api.es_state_bytes(self._pointer))
         if part.head is not None:
             self.use_head(part.head)
         layers = np.array(keep_hidden, dtype=np.int64)
@@ -162,6 +166,7 @@ class NativeCache:
         )
 
     def _forward(self, request: Request, what: str) -> None:
+        self._read = None
         _check(self._batch.forward(request), what)
         self.company, self.experts = request.company, request.experts
 
@@ -192,10 +197,36 @@ class NativeCache:
 
     def can_continue(self, length: int) -> bool:
         """Whether all that rows after the first ``length`` positions see is there."""
-        return self._held <= self._windows.first_seen(length)
+        return self._held <= self._windows.first_seen(length) and self._has_state(length)
+
+    def _has_state(self, length: int) -> bool:
+        with self._lock:
+            return not self._state_bytes or int(self._api.es_state_floor(self._open())) <= length
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers have a recurrent state."""
+        return self._state_bytes > 0
+
+    def state(self, length: int) -> State:
+        """A copy of the state after ``length`` tokens. Raises ForwardError, ClosedError."""
+        found = np.empty(self._state_bytes, dtype=np.uint8)
+        code = self._api.es_read_state(self._open(), length, found.ctypes.data, len(found))
+        _check(code, f"reading the state after {length} tokens")
+        return found
+
+    def continue_from(self, length: int, state: State) -> None:
+        """Take a state after ``length`` tokens. Raises InvalidRequestError for numbers that are not finite,
+        ForwardError, ClosedError."""
+        code = self._api.es_write_state(self._open(), length, state.ctypes.data, len(state))
+        if code == NOT_FINITE:
+            raise InvalidRequestError("a saved cache holds a number that is not finite")
+        _check(code, f"writing the state after {length} tokens")
 
     def start_over(self) -> None:
-        """Forget all positions, of layers with a window."""
+        """Forget all positions, of layers with a window or a state."""
+        if self._state_bytes:
+            _check(self._api.es_write_state(self._open(), 0, None, 0), "clearing the state")
         if self._held:
             self._give_back(0, self._context_length)
             self._held = 0
@@ -206,11 +237,12 @@ class NativeCache:
 
     def holds_saved(self, length: int) -> bool:
         """Whether all that a file of the first ``length`` positions holds is there."""
-        return self._held <= self._windows.saved_from(length)
+        return self._held <= self._windows.saved_from(length) and self._has_state(length)
 
     def parts(self, length: int) -> SavedParts | None:
         """The parts of the first ``length`` positions; None for lengths that no cache of this kind has."""
         struct, windowed = self.part.struct, set(self._windows.layers)
+        deltas = {number for number in range(int(struct.layers)) if struct.layer[number].delta.mixed.tiles}
         layers, heads = int(struct.layers), int(struct.kv_heads)
         with self._lock:
             size = int(self._api.es_part_bytes(self._open(), 0, length))
@@ -219,10 +251,11 @@ class NativeCache:
             return None
         numbers = range(2 * layers * heads)
         return SavedParts(
-            whole=tuple(number for number in numbers if number // heads % layers not in windowed),
+            whole=tuple(number for number in numbers if number // heads % layers not in windowed | deltas),
             windowed=tuple(number for number in numbers if number // heads % layers in windowed),
             size=size,
             piece=piece,
+            state=self._state_bytes,
         )
 
     def read_part(self, part: int, length: int) -> bytes:
@@ -231,8 +264,21 @@ class NativeCache:
         if part < len(parts.whole):
             return self._read_head(parts.whole[part], 0, length, parts.size).tobytes()
         first = self._windows.saved_from(length)
-        pieces = [self._read_head(number, first, length, parts.piece)[some] for number, some in parts.pieces(part)]
+        pieces = [
+            (self._saved_state(length) if number == STATE else self._read_head(number, first, length, parts.piece))[
+                some
+            ]
+            for number, some in parts.pieces(part)
+        ]
+        if part == parts.count - 1:
+            self._read = None
         return b"".join(piece.tobytes() for piece in pieces).ljust(parts.size, b"\0")
+
+    def _saved_state(self, length: int) -> State:
+        """The state after ``length`` tokens, read once for all its parts."""
+        if self._read is None or self._read[0] != length:
+            self._read = length, self.state(length)
+        return self._read[1]
 
     def _parts(self, length: int) -> SavedParts:
         parts = self.parts(length)
@@ -261,8 +307,11 @@ class NativeCache:
             count = some.stop - some.start
             self._begun += data[taken : taken + count]
             taken += count
-            if some.stop == parts.piece:
-                self._write_head(number, first, length, bytes(self._begun))
+            if some.stop == parts.bytes_of(number):
+                if number == STATE:
+                    self.continue_from(length, np.frombuffer(bytes(self._begun), dtype=np.uint8))
+                else:
+                    self._write_head(number, first, length, bytes(self._begun))
                 self._begun.clear()
 
     def _write_head(self, number: int, first: int, length: int, data: bytes) -> None:
@@ -390,9 +439,11 @@ class NativeSequence(RuntimeSequence):
         """``open_another`` opens an empty Sequence of the same kind."""
         facts = model.facts
         self._parents: list[int] = []  # of all nodes in the tree
+        self._begun_at = 0  # tokens before the last forward
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
         self._open_another = open_another
+        self._checkpoints: Checkpoints | None = None
         self._also: frozenset[int] = frozenset()  # tokens scored besides a short head, while that head is used
         cancel = NativeCancel()
         self._native = NativeCache(
@@ -404,6 +455,8 @@ class NativeSequence(RuntimeSequence):
             cancel=cancel,
             keep_hidden=keep_hidden,
         )
+        if self._native.has_states:
+            self._checkpoints = Checkpoints()
         try:
             super().__init__(model, cancel, context_length, thread="edgespec-native")
         except BaseException:  # e.g. no more threads can be started
@@ -413,11 +466,23 @@ class NativeSequence(RuntimeSequence):
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         self._parents.clear()
+        self._begun_at = self._length
         return self._worker.run(lambda: self._forward(tokens, rows))
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
         self._native.forget(position)
+        self._check_in(len(ids), position, ends=rows > 0)
         self._native.decode(ids, position, rows)
+        if self._checkpoints is not None:
+            self._checkpoints.fed(ids.tolist(), position)
+
+    def _check_in(self, count: int, position: int, *, ends: bool) -> None:
+        """Keep the state where a prompt begins and ends, and sometimes in between: longer forwards drop it."""
+        kept = self._checkpoints
+        if kept is None or count <= MAX_SCORED_ROWS or not position:
+            return
+        if kept.wants(position, turn=ends or position == self._begun_at) and self._native.can_continue(position):
+            kept.keep(position, self._native.state(position))
 
     def _rows(self, count: int) -> Rows:
         self._scored = count
@@ -464,6 +529,8 @@ class NativeSequence(RuntimeSequence):
     def _forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         known, self._parents = self._parents, []  # invalid unless the forward succeeds
         self._check_usable()
+        if self._checkpoints is not None:
+            raise InvalidRequestError("this model's layers have a state, so that its tokens must be a chain")
         if len(parents) != len(tokens) or any(not -1 <= own < len(known) + i for i, own in enumerate(parents)):
             raise InvalidRequestError("a token of a tree follows an earlier one")
         if len(known) + len(tokens) > MAX_SCORED_ROWS:
@@ -519,11 +586,31 @@ class NativeSequence(RuntimeSequence):
             self._cut(length)
 
     def _cut(self, length: int) -> None:
+        again: list[int] | None = None
+        if self._checkpoints is not None:
+            self._checkpoints.cut(length)
         if not self._native.can_continue(length):
-            length = 0
-            self._native.start_over()
+            length, again = self._worker.run(lambda: self._go_back(length))
         super()._cut(length)
         self._parents.clear()
+        if again:
+            self._worker.run(lambda: self._forward(again, 0))
+
+    def _go_back(self, length: int) -> tuple[int, list[int] | None]:
+        """Continue from the last position before ``length`` at which that is possible. Returns it, and the tokens up
+        to ``length`` if they are to be read again here. On the thread."""
+        kept = self._checkpoints
+        nearest = 0 if kept is None else kept.nearest(length)
+        again = None if kept is None or self._stop.raised else kept.again(nearest, length)
+        if kept is not None and nearest:
+            self._native.continue_from(nearest, kept.states[nearest])
+        else:
+            self._native.start_over()
+        if kept is not None:
+            kept.cut(nearest)
+            if nearest < kept.known_from:
+                kept.begin(nearest)
+        return nearest, again
 
     def _overwrite(self) -> None:
         self._generation += 1
@@ -545,6 +632,8 @@ class NativeSequence(RuntimeSequence):
     def _copy_from(self, source: NativeSequence) -> None:
         self._native.copy_from(source._native, source._length)
         self._length = source._length
+        if source._checkpoints is not None:
+            self._checkpoints = source._checkpoints.copy()
         if source._native.head is not self._native.head:
             self._use_head(source._native.head, source._also)
 
@@ -584,6 +673,8 @@ class NativeSequence(RuntimeSequence):
                 if count and done == count:
                     self._overwrite()
                     self._length = length
+                    if self._checkpoints is not None:
+                        self._checkpoints.begin(length)
                     return
         finally:
             if not self._length:

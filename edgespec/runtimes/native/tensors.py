@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from edgespec.architectures.deltas import Deltas
 from edgespec.architectures.shape import Experts, Rope as RopeForm
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
@@ -99,7 +100,40 @@ class WeightTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaTensors:
+    """A gated delta layer's part in place of attention (struct es_delta). ``bias`` is added to the decays."""
+
+    mixed: WeightTensor
+    gate: WeightTensor
+    decay: WeightTensor
+    beta: WeightTensor
+    kernel: TensorInfo
+    rates: TensorInfo
+    norm: TensorInfo
+
+    @property
+    def matrices(self) -> Mapping[str, WeightTensor]:
+        return {"mixed": self.mixed, "gate": self.gate, "decay": self.decay, "beta": self.beta}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTensors:
+    """The expert that every row uses (struct es_shared)."""
+
+    gate: WeightTensor
+    up: WeightTensor
+    down: WeightTensor
+    router: WeightTensor
+
+    @property
+    def matrices(self) -> Mapping[str, WeightTensor]:
+        return {"gate": self.gate, "up": self.up, "down": self.down, "router": self.router}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
+    """A layer has ``query``, ``key`` and ``value``, or ``delta``."""
+
     attention_norm: TensorInfo | None
     feed_forward_norm: TensorInfo | None
     attention_post_norm: TensorInfo | None
@@ -107,9 +141,9 @@ class LayerTensors:
     query_norm: TensorInfo | None
     key_norm: TensorInfo | None
     sinks: TensorInfo | None
-    query: WeightTensor
-    key: WeightTensor
-    value: WeightTensor
+    query: WeightTensor | None = None
+    key: WeightTensor | None = None
+    value: WeightTensor | None = None
     output: WeightTensor
     gate: WeightTensor
     up: WeightTensor
@@ -117,19 +151,23 @@ class LayerTensors:
     window: int
     rope_table: int | None
     router: WeightTensor | None = None
+    delta: DeltaTensors | None = None
+    shared: SharedTensors | None = None
 
     @property
     def matrices(self) -> Mapping[str, WeightTensor]:
-        """Matrices by their names here, in memory order."""
-        return {
-            "query": self.query,
-            "key": self.key,
-            "value": self.value,
-            "output": self.output,
-            "gate": self.gate,
-            "up": self.up,
-            "down": self.down,
-        } | ({} if self.router is None else {"router": self.router})
+        """Matrices by their names here, in memory order, but for those of ``delta`` and ``shared``."""
+        names = ("query", "key", "value", "output", "gate", "up", "down", "router")
+        found = {name: getattr(self, name) for name in names}
+        return {name: weight for name, weight in found.items() if weight is not None}
+
+    @property
+    def all_matrices(self) -> Iterator[WeightTensor]:
+        """Every matrix, in memory order."""
+        yield from self.matrices.values()
+        for part in (self.delta, self.shared):
+            if part is not None:
+                yield from part.matrices.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +221,8 @@ class ModelLayout:
     joins_heads: bool = False
     original_context: int = 0
     experts: Experts | None = None
+    gates_heads: bool = False
+    deltas: Deltas | None = None
     activation: int
     layers: tuple[LayerTensors, ...]
     output_norm: TensorInfo
@@ -193,7 +233,7 @@ class ModelLayout:
     def matrices(self) -> Iterator[WeightTensor]:
         """The matrices that are laid out, in memory order."""
         for layer in self.layers:
-            yield from layer.matrices.values()
+            yield from layer.all_matrices
         yield self.head
 
 
@@ -214,7 +254,8 @@ def spared_of_forward(layout: ModelLayout) -> int:
 
 
 def _requantize_layer(layer: LayerTensors) -> LayerTensors:
-    # A rounded router would choose other experts, and it is a thousandth of a layer.
+    # A rounded router would choose other experts, and it is a thousandth of a layer. A state would add up what its
+    # projections are rounded by.
     requantized: Any = {name: _requantize(weight) for name, weight in layer.matrices.items() if name != "router"}
     return replace(layer, **requantized)
 

@@ -25,9 +25,9 @@ from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitErro
 from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.native.library import LEVELS, Layer, Matrix, NativeLibrary, NativeModelStruct
+from edgespec.runtimes.native.library import LEVELS, Delta, Layer, Matrix, NativeLibrary, NativeModelStruct
 from edgespec.runtimes.native.sidecar import MappedTiles, Sidecar
-from edgespec.runtimes.native.tensors import ModelLayout, Rope, WeightTensor
+from edgespec.runtimes.native.tensors import DeltaTensors, ModelLayout, Rope, WeightTensor
 from edgespec.runtimes.native.weight_files import WeightFiles
 from edgespec.runtimes.thread import WorkerThread, map_on_threads
 
@@ -110,6 +110,11 @@ class NativeWeights:
             for name in _VECTORS:
                 vector = getattr(tensors, name)
                 setattr(layer, name, None if vector is None else self._floats(vector))
+            if tensors.delta is not None:
+                self._describe_delta(layer.delta, tensors.delta)
+            if tensors.shared is not None:
+                for name, weight in tensors.shared.matrices.items():
+                    setattr(layer.shared, name, self._matrix(weight))
             layer.window, layer.joins_heads = tensors.window, layout.joins_heads
             layer.rope_table = _NO_ROPE if tensors.rope_table is None else tensors.rope_table
         return NativeModelStruct(
@@ -122,8 +127,14 @@ class NativeWeights:
             vocabulary=layout.vocabulary,
             experts=0 if experts is None else experts.count,
             experts_used=0 if experts is None else experts.used,
+            shared_length=0 if experts is None else experts.shared,
             experts_normed=experts is not None and experts.normed,
             expert_scale=1.0 if experts is None else experts.scale,
+            gates_heads=layout.gates_heads,
+            delta_heads=0 if layout.deltas is None else layout.deltas.heads,
+            delta_key_heads=0 if layout.deltas is None else layout.deltas.key_heads,
+            delta_length=0 if layout.deltas is None else layout.deltas.length,
+            delta_kernel=0 if layout.deltas is None else layout.deltas.kernel,
             activation=layout.activation,
             rope_length=layout.rope_length,
             rope=layout.rope_pairs,
@@ -148,6 +159,13 @@ class NativeWeights:
             embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
             embedding_type=layout.embedding_rows.type_number,
         )
+
+    def _describe_delta(self, to: Delta, tensors: DeltaTensors) -> None:
+        for name, weight in tensors.matrices.items():
+            setattr(to, name, self._matrix(weight))
+        kernel = _read_floats(self.files, tensors.kernel).reshape(tensors.mixed.rows, -1)
+        to.kernel = self._keep(np.ascontiguousarray(kernel.T))
+        to.rates, to.norm = self._floats(tensors.rates), self._floats(tensors.norm)
 
     def _keep(self, array: NDArray[Any]) -> int:
         self._kept.append(array)

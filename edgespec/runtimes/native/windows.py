@@ -22,6 +22,8 @@ SAVED_BACK = 1024
 # Positions that are given back at a time.
 _STEP = 256
 
+STATE = -1  # in place of a head's number
+
 _TILE = 16  # positions whose keys lie together
 
 
@@ -63,26 +65,32 @@ def windowed_layers(layer_count: int, widest: int, layer_bytes: int) -> Windowed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedParts:
-    """A cache in parts of one size: each head's of the layers without a window, then the others in one row.
+    """A cache in parts of one size: each head's of the layers without a window, then the others in one row, and the
+    recurrent state.
 
-    ``whole`` and ``windowed`` are the kernels' numbers of these heads, a ``piece`` is one of the latter in bytes. The
-    last part is filled with zeros.
+    ``whole`` and ``windowed`` are the kernels' numbers of these heads, a ``piece`` is one of the latter in bytes, as
+    ``state`` is that of a model with gated delta layers. The last part is filled with zeros.
     """
 
     whole: tuple[int, ...]
     windowed: tuple[int, ...]
     size: int
     piece: int
+    state: int = 0
 
     @property
     def count(self) -> int:
-        return len(self.whole) + -(-len(self.windowed) * self.piece // self.size)
+        return len(self.whole) + -(-(len(self.windowed) * self.piece + self.state) // self.size)
+
+    def bytes_of(self, number: int) -> int:
+        """Of a piece, all parts together."""
+        return self.state if number == STATE else self.piece
 
     def pieces(self, part: int) -> Iterator[tuple[int, slice]]:
-        """The windowed heads of a part after the whole ones, and which of their bytes it holds."""
+        """The windowed heads of a part after the whole ones, then ``STATE``, and which of their bytes it holds."""
         begin = (part - len(self.whole)) * self.size
-        for index in range(begin // self.piece, len(self.windowed)):
-            start = index * self.piece
-            if start >= begin + self.size:
-                return
-            yield self.windowed[index], slice(max(0, begin - start), min(self.piece, begin + self.size - start))
+        starts = [(number, index * self.piece) for index, number in enumerate(self.windowed)]
+        for number, start in (*starts, (STATE, len(self.windowed) * self.piece)):
+            first, end = max(0, begin - start), min(self.bytes_of(number), begin + self.size - start)
+            if first < end:
+                yield number, slice(first, end)

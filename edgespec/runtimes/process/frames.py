@@ -164,7 +164,7 @@ def read_facts(value: object) -> ModelFacts:
     for size in ("trained_context_length", "weight_bytes", "bytes_per_forward", "kv_bytes_per_token"):
         if getattr(facts, size) < 0:
             _refuse(f"a model's {size} is {getattr(facts, size)}")
-    if facts.windowed.bytes_per_token < 0 or facts.windowed.positions < 0:
+    if min(facts.windowed.bytes_per_token, facts.windowed.positions, facts.windowed.state_bytes) < 0:
         _refuse(f"a cache of {facts.windowed}")
     if not 0 < facts.vocabulary_size <= MOST_BODY_BYTES // _SCORES.itemsize:
         _refuse(f"a vocabulary of {facts.vocabulary_size} tokens")
