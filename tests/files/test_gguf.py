@@ -154,6 +154,11 @@ def test_head_counts_per_layer_and_default_head_lengths_are_read(tmp_path: Path)
     hybrid = read(tmp_path / "m.gguf", build(keys))
     assert (hybrid.head_count_kv, hybrid.key_length, hybrid.value_length) == ((2, 0, 1), 24, 16)
     assert hybrid.kv_bytes_per_token(16) == 3 * (24 + 16) * 2
+    keys += [(f"llama.attention.{part}_length_swa", U32, 8) for part in ("key", "value")]
+    keys.append(("llama.attention.sliding_window_pattern", ARR, array(I32, [1, 1, 0])))
+    assert read(tmp_path / "m.gguf", build(keys)).kv_bytes_per_token(16) == (2 * 16 + 40) * 2
+    keys.append(("llama.attention.shared_kv_layers", U32, 1))
+    assert read(tmp_path / "m.gguf", build(keys)).kv_bytes_per_token(16) == 2 * 16 * 2
 
 
 def test_bytes_per_forward_counts_a_tied_head_and_used_experts_only(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def test_an_invalid_family_table_raises_an_error_with_family_and_key(change: tup
         (None, "x", ("llama", "llama-bpe", 128256), {"name": "DeepSeek R1 Distill Llama 3.1 8B"}),
         ("Gemma 3", "x", ("gemma3", "default", 262208), {"name": "Gemma 3 4b It"}),
         ("Gemma 3", "gemma-3-1b-it", ("gemma3", None, 262144), {}),
+        ("Gemma 4", "gemma-4-E4B-it-Q4_K_M", ("gemma4", None, 262144), {}),
         ("SmolLM2", "x", ("llama", "smollm", 49152), {"basename": "smollm2"}),
         (None, "x", ("llama", "smollm", 49152), {"basename": "smollm"}),
         ("Mistral 7B v0.3", "Mistral-7B-Instruct-v0.3-Q4_K_M", ("llama", "default", 32768), {}),

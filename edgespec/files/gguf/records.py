@@ -84,6 +84,8 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
 _INTERVAL = "full_attention_interval"  # of which the last layer has attention; 4 in llama.cpp if not stated
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})
 
+_WINDOW_PATTERN = "attention.sliding_window_pattern"  # one bool for each layer, or a period
+
 # In the names of tensors that hold a matrix for each expert.
 _EXPERTS = "_exps."
 
@@ -409,13 +411,21 @@ class GgufHeader:
     def kv_bytes_per_token(self, bits_per_element: float) -> int:
         """Bytes of key-value cache per token, all layers, rounded up; 16 bits per element is llama.cpp's default.
 
-        Layers with a sliding window count as full layers, so the result is an upper bound for such models.
+        Layers with a sliding window count as full layers, so the result is an upper bound for such models. In Gemma 4
+        the last layers may share the caches of earlier ones, and heads of layers with a window have another length.
         """
-        heads = self.head_count_kv
-        all_heads = heads * self.attention_layers if isinstance(heads, int) else sum(heads)
-        if all_heads == 0:
+        heads, shared = self.head_count_kv, self._optional("attention.shared_kv_layers")
+        if isinstance(heads, int):
+            heads = (heads,) * max(0, self.attention_layers - shared)
+        heads = heads[: max(0, self.block_count - shared)]
+        if not any(heads):
             return 0
-        return math.ceil(all_heads * (self.key_length + self.value_length) * bits_per_element / 8)
+        whole = self.key_length + self.value_length
+        windowed = [self._optional(f"attention.{part}_length_swa") for part in ("key", "value")]
+        kinds = [bool(each) and all(windowed) for each in self.values(self._key(_WINDOW_PATTERN))]
+        kinds += [False] * (len(heads) - len(kinds))
+        elements = sum(count * (sum(windowed) if kind else whole) for count, kind in zip(heads, kinds, strict=False))
+        return math.ceil(elements * bits_per_element / 8)
 
     def _key(self, suffix: str) -> str:
         return f"{self.architecture}.{suffix}"
