@@ -23,7 +23,7 @@ def module() -> ModuleType:
 
 def shapes(svg: str, kind: str, css_class: str) -> list[ElementTree.Element]:
     root = ElementTree.fromstring(svg)
-    return [shape for shape in root.iter(SVG + kind) if shape.get("class") == css_class]
+    return [shape for shape in root.iter(SVG + kind) if css_class in shape.get("class", "").split()]
 
 
 def test_an_answer_with_guesses_becomes_a_picture_with_shaded_tokens(module: ModuleType, tiny: TinyModels) -> None:
@@ -39,6 +39,10 @@ def test_an_answer_with_guesses_becomes_a_picture_with_shaded_tokens(module: Mod
     written = "".join(texts[1:])
     assert "right" in written
     assert re.sub(r"\s", "", written).startswith(re.sub(r"\s", "", shown(events)))
+    moments = [float(found) for found in re.findall(r"<text[^>]*animation-delay:([\d.]+)s", drawn)]
+    assert moments == sorted(moments)
+    assert len(moments) == len(texts) - 1, "the prompt is there at the beginning"
+    assert len(set(moments)) > 2
 
 
 def test_the_picture_of_the_readme_is_small_self_contained_and_shaded(module: ModuleType) -> None:
