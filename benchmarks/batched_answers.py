@@ -71,7 +71,7 @@ class Client:
 def client(engine: Engine) -> Iterator[Client]:
     trees = Speculation(drafters=engine.drafters, policy=FullTrees(DEPTH, "model"), depth_cap=DEPTH)
     with ExitStack() as opened:
-        sessions = [opened.enter_context(engine.session(speculation=how)) for how in (None, trees)]
+        sessions = [opened.enter_context(engine.session(_speculation=how)) for how in (None, trees)]
         yield Client(*sessions)
 
 

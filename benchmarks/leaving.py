@@ -51,7 +51,7 @@ class _Moment:
 
 
 def _load_again(engine: Engine) -> None:
-    engine.pair.pool.use_threads(engine.target_model.settings.threads)
+    engine.pair.pool.use_threads(engine.pair.target.settings.threads)
 
 
 def _loading(engine: Engine, _seen: _Moment) -> bool:

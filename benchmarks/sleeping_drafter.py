@@ -159,7 +159,7 @@ def write(session: Session, prompt: str) -> Done:
 def time_widths(engine: Engine, samples: dict[int, list[float]]) -> None:
     """Time one forward of every width."""
     tokens = probe_tokens(CONTEXT + max(samples), engine.pair.vocabulary_size)
-    with closing(engine.target_model.open(engine.plan.context_length)) as sequence:
+    with closing(engine.pair.target.open(engine.plan.context_length)) as sequence:
         sequence.forward(tokens[:CONTEXT], 0)
         for turn in range(4):
             for width, seconds in samples.items():
@@ -197,7 +197,7 @@ def measure(engine: Engine, ratio: float, acceptance: float, passes: int, depth_
     }
     samples = {name: Samples() for name in arms}
     prompts = [prompt.prompt for prompt in builtin_suite("quick")[:PROMPTS]]
-    sessions = {name: engine.session(speculation=speculation) for name, speculation in arms.items()}
+    sessions = {name: engine.session(_speculation=speculation) for name, speculation in arms.items()}
     try:
         for turn in range(passes):
             for prompt in prompts:
@@ -254,7 +254,7 @@ def main() -> None:
         report = {
             "machine": machine.as_json(),
             "threads": threads,
-            "target": engine.target_model.facts.name,
+            "target": engine.pair.target.facts.name,
             "depth_cap": min(depth_cap, MOST_DEPTH),
             "ratios": [
                 measure(engine, ratio, arguments.acceptance, arguments.passes, min(depth_cap, MOST_DEPTH))

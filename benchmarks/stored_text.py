@@ -66,7 +66,7 @@ def open_way(engine: Engine, way: str, texts: Texts) -> Session:
     place = next((number for number, drafter in enumerate(drafters) if drafter.kind == "model"), len(drafters))
     drafters[place:place] = [texts.drafter(kind) for kind in kinds]
     return engine.session(
-        speculation=Speculation(drafters=tuple(drafters), policy=policy, depth_cap=planned.depth_cap)
+        _speculation=Speculation(drafters=tuple(drafters), policy=policy, depth_cap=planned.depth_cap)
     )
 
 

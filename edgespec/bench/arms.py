@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from edgespec.bench.controls import ReplayDrafter, Script
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import fastest_plain
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
@@ -67,7 +68,7 @@ def parse_arms(names: str | None) -> tuple[str, ...]:
 
 def with_fastest(engine: Engine, names: Sequence[str]) -> tuple[str, ...]:
     """The arms; if the plan is compared with plain decoding, also plain decoding in a setting known to be faster."""
-    faster = engine.fastest_plain()
+    faster = fastest_plain(engine.pair.target, engine.pair.measurements.store)
     if PLANNED not in names or FASTEST in names or faster is None or faster[1] <= _FASTER:
         return tuple(names)
     return (PLAIN, FASTEST, *(name for name in names if name != PLAIN))
@@ -85,7 +86,7 @@ def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, M
     drafting = engine.pair.speculation() if speculation is None else speculation
     return Arm(
         name=name,
-        session=engine.session(speculation=speculation),
+        session=engine.session(_speculation=speculation),
         script=script,
         drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == MODEL for drafter in drafting.drafters),
         forks=(drafting.target or engine.target_model).facts.can_fork,
@@ -104,8 +105,10 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
             engine.load_drafter()
         return _plain()
     if name == FASTEST:
-        faster = engine.fastest_plain()
-        return _plain(None if faster is None else engine.in_setting(**faster[0]))
+        faster = fastest_plain(engine.pair.target, engine.pair.measurements.store)
+        return _plain(
+            None if faster is None else engine.pair.pool.keep(engine.pair.target.with_settings(**faster[0]))
+        )
     if name in ("oracle", "worst"):
         return _free(engine, ReplayDrafter(script, wrong=name == "worst"), cap)
     if name == "lookup":
@@ -122,7 +125,7 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
         if depth and not drafters:
             raise InvalidRequestError(f"the arm {name} needs a drafter", hint="see --draft and `edgespec plan`")
         if who == "pipelined":
-            costs = Costs(curves=engine.measurements.costs().curves)
+            costs = Costs(curves=engine.pair.measurements.costs().curves)
             return Speculation(
                 drafters=drafters,
                 # One more than a serial round: a window's forward also scores the first token of the next window.
@@ -131,14 +134,14 @@ def _speculation(engine: Engine, name: str, cap: int, script: Script) -> Specula
                 budget=lambda: MeasuredBudget(depth, costs),
             )
         return Speculation(drafters=drafters, policy=FixedDepth(depth), depth_cap=depth)
-    known, like = engine.measurements, "cost" if name == "chains" else name
+    known, like = engine.pair.measurements, "cost" if name == "chains" else name
     policy = make_policy(next(p for p in POLICY_NAMES if p == like), cap, known.costs(), known.priors, known.history)
     return Speculation(drafters=engine.drafters, policy=policy, depth_cap=cap, trees=name != "chains")
 
 
 def _free(engine: Engine, drafter: Drafter, cap: int) -> Speculation:
     """A single drafter whose proposals are free, as deep as is faster than plain decoding."""
-    costs = Costs(curves=engine.measurements.costs().curves, drafts={drafter.kind: FREE})
+    costs = Costs(curves=engine.pair.measurements.costs().curves, drafts={drafter.kind: FREE})
     return Speculation(drafters=(drafter,), policy=DepthControl(costs, cap), depth_cap=cap)
 
 

@@ -59,7 +59,7 @@ def header(engine: Engine, answers: int) -> dict[str, Any]:
     drafter = _drafting_model(engine)
     return {
         "schema_version": SCHEMA_VERSION,
-        "target": engine.target_model.facts.name,
+        "target": engine.pair.target.facts.name,
         "drafter": None if drafter is None else drafter.facts.name,
         "answers": answers,
         "predictions": MOST_PREDICTIONS,
@@ -89,7 +89,7 @@ def logged_answers(
                 "category": prompt.category,
                 "prompt_tokens": asked,
                 "token_ids": answer,
-                "target": predictions(engine.target_model, asked, answer),
+                "target": predictions(engine.pair.target, asked, answer),
                 "drafter": None if drafter is None else predictions(drafter, asked, answer),
             }
 

@@ -163,7 +163,7 @@ def depths_to_check(engine: Engine) -> tuple[int, ...]:
 
 def checks_trees(engine: Engine, depths: Sequence[int]) -> bool:
     """Whether trees are compared too: a serial plan may propose trees as deep as its depth policy allows."""
-    may = engine.target_model.facts.can_branch and engine.profile.depth == "auto" and not _is_pipelined(engine)
+    may = engine.pair.target.facts.can_branch and engine.profile.depth == "auto" and not _is_pipelined(engine)
     deepest = max(depths, default=0)
     return may and 1 < deepest <= _stable_cap(engine) and any(each.kind == MODEL for each in engine.drafters)
 
@@ -210,7 +210,7 @@ def check_equality(
     bound = 2 * engine.pair.probe.max_abs_diff if engine.pair.probe is not None and near else 0.0
     # All drafters of the plan's class: a drafter that is too slow on these texts may be used on others.
     cap = max(depths, default=0)
-    costs = engine.measurements.costs()
+    costs = engine.pair.measurements.costs()
     trees = checks_trees(engine, depths)
     every = Speculation(
         drafters=engine.drafters,
@@ -223,7 +223,7 @@ def check_equality(
         with suppress(EdgespecError):  # ``why`` then states the failure
             engine.load_drafter()
     results = []
-    with engine.session(speculation=every) as session:
+    with engine.session(_speculation=every) as session:
         for prompt in prompts:
             result = _check_prompt(engine, session, prompt, ways, samplings, prompt.longest(max_tokens))
             results.append(result)
@@ -316,7 +316,7 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
     prompts = engine.pair.prompts
     prompt_tokens = prompts.request_tokens(prompt.prompt)
     tokens = [*prompt_tokens, *prefix]
-    with closing(engine.target_model.open(engine.plan.context_length)) as target:
+    with closing(engine.pair.target.open(engine.plan.context_length)) as target:
         # As plain decoding does: the prompt without its last token in one forward, then one token per forward.
         if len(prompt_tokens) > 1:
             target.forward(prompt_tokens[:-1], 0)

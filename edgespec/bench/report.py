@@ -111,7 +111,7 @@ def bench_report(
     """
     compared = compared or {}
     names = list(dict.fromkeys(answer.arm for answer in answers))
-    costs = engine.measurements.costs()
+    costs = engine.pair.measurements.costs()
     known = [answer for answer in answers if answer.arm not in compared]  # costs are known only for the target
     now, before = predictions.current(costs, known), predictions.calibrated(costs, known)
     arms = {
@@ -121,7 +121,7 @@ def bench_report(
     }
     planned = arms.get(PLANNED)
     return {
-        "machine": {**engine.machine.as_json(), "read_bytes_per_s": read_bytes_per_s},
+        "machine": {**engine.pair.machine.as_json(), "read_bytes_per_s": read_bytes_per_s},
         "suite": dict(suite),
         "arms": arms,
         "speedup": None if planned is None else planned["speedup"],
@@ -172,7 +172,7 @@ def _work(
     engine: Engine, own: Sequence[Answer], read_bytes_per_s: float | None, other: ModelFacts | None
 ) -> dict[str, Any]:
     """The arm's memory traffic and where its time went, over all its answers."""
-    target, drafter = other or engine.measurements.target, engine.measurements.drafter
+    target, drafter = other or engine.pair.measurements.target, engine.pair.measurements.drafter
     rounds = [record for answer in own for record in answer.rounds]
     tokens = sum(answer.tokens - 1 for answer in own if answer.tokens > 1)
     seconds = sum(answer.decode_s for answer in own)

@@ -159,7 +159,7 @@ def bench(
             on_repeat=progress.again,
             within_s=_WITHIN_S - (time.monotonic() - began) if suite == _QUICK else None,
         )
-        bandwidth = load_bandwidth(home().measurements, engine.machine)
+        bandwidth = load_bandwidth(home().measurements, engine.pair.machine)
         report = bench_report(
             engine,
             {"name": name, "sha256": suite_sha256(prompts), "prompts": len(prompts)},
@@ -228,7 +228,7 @@ def _duration(engine: Engine, prompts: list[Prompt], settings: RunSettings, arms
     """How long it takes at most without what guesses gain, in words; empty if plain decoding was not measured."""
     from edgespec.bench.run import MOST_KEPT
 
-    curves = engine.measurements.costs().curves
+    curves = engine.pair.measurements.costs().curves
     if curves is None:
         return ""
     # Each prompt is answered once more before the answers that count, and read by each arm.
@@ -270,7 +270,7 @@ def _load_comparable(
 
     if not located:
         return ()
-    models = (engine.target_model, *engine.load_comparable(located, for_prompts=for_prompts))
+    models = (engine.pair.target, *engine.pair.load_comparable(located, for_prompts=for_prompts))
     given = 1 + len(located)
     names = arm_names(
         (each.facts.runtime, each.facts.name + (" for prompts" if number >= given else ""))

@@ -51,24 +51,24 @@ def calibrate(
         started = time.perf_counter()
         with state.progress() as progress:
             taken = engine.calibrate(
-                QUICK if quick else FULL,
+                _scope=QUICK if quick else FULL,
                 afresh=True,
                 alternatives=True,
                 progress=progress,
                 budget_s=QUICK_BUDGET_S if quick else None,
             )
         try:
-            bandwidth = load_bandwidth(home().measurements, engine.machine) if taken > BUSY_SHARE else None
+            bandwidth = load_bandwidth(home().measurements, engine.pair.machine) if taken > BUSY_SHARE else None
             if bandwidth is None:
-                bandwidth = measure_read_bandwidth(sorted({1, engine.machine.physical_cores}))
-                save_bandwidth(home().measurements, engine.machine, bandwidth)
+                bandwidth = measure_read_bandwidth(sorted({1, engine.pair.machine.physical_cores}))
+                save_bandwidth(home().measurements, engine.pair.machine, bandwidth)
         except MemoryLimitError as error:  # the models fill the memory; their measurements are still reported
             bandwidth = None
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
         plan = engine.plan
-        unstored = engine.measurements.store.unstored
+        unstored = engine.pair.measurements.store.unstored
     if json:
         found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s}
         left_out = list(engine.left_out)

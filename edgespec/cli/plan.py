@@ -51,7 +51,7 @@ def plan(
         return
     state = state_of(ctx)
     with open_engine(flags.resolve(), state) as engine:
-        ranking = engine.ranking()
+        ranking = engine.pair.ranking
         if json:
             print_json(
                 {
@@ -63,10 +63,10 @@ def plan(
             return
         _print_plan(engine.plan, ranking)
         if explain or state.verbose:
-            _print_labelled("machine", f"{engine.machine.processor}, {engine.machine.physical_cores} cores")
+            _print_labelled("machine", f"{engine.pair.machine.processor}, {engine.pair.machine.physical_cores} cores")
             files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
             _print_reasons(engine.plan, ranking, files)
-            _print_list("answers", engine.measurements.answered.lines)
+            _print_list("answers", engine.pair.measurements.answered.lines)
             _print_list("missing", _missing())
 
 

@@ -8,39 +8,34 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.decoding.sampling import Sampling, SamplingFields
+from edgespec.engine.old_shapes import warn_old
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.engine.pair.load import (
     WAITING,
     Limits,
-    fastest_plain,
     load_pair,
     resolve_profile,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.request_checks import check_path
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.files.home import Home, as_home, home
-from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Cancelled, Job, LoadProgress
-from edgespec.hardware.machine import Machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
-from edgespec.interfaces.policy import DepthPolicy
 from edgespec.placement.cache_rooms import CacheRoom
-from edgespec.planning.choice.options import Ranking, Rejected
+from edgespec.planning.choice.options import Rejected
 from edgespec.planning.choice.plan import Plan
 from edgespec.profiles.layers import LoadOptions
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.settings import WorkerSettings
-from edgespec.runtimes.runtime import LoadedModel
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
@@ -51,6 +46,15 @@ from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
+# Names of the version before that were for edgespec itself, and where they are.
+_OLD = {
+    "machine": "machine",
+    "measurements": "measurements",
+    "policy": "policy",
+    "target_model": "target",
+    "load_comparable": "load_comparable",
+}
+
 # How long the processors are observed before they count as idle.
 _LOOK_S = 0.3
 
@@ -59,6 +63,7 @@ class Engine:
     """A target, optionally a drafter, and the plan for them. Use as a context manager or call ``close``."""
 
     def __init__(self, pair: LoadedPair) -> None:
+        """``pair`` is what edgespec's own packages work with. It is not for applications, and may change."""
         self.pair = pair
         self.left_out: tuple[str, ...] = ()  # what the last ``calibrate`` had no time for
         self._calibration: BackgroundCalibration | None = None
@@ -124,32 +129,16 @@ class Engine:
         return self.pair.profile
 
     @property
-    def machine(self) -> Machine:
-        return self.pair.machine
-
-    @property
     def plan(self) -> Plan:
         return self.pair.plan
-
-    @property
-    def policy(self) -> DepthPolicy:
-        return self.pair.policy
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
         return self.pair.drafters
 
     @property
-    def measurements(self) -> PairMeasurements:
-        return self.pair.measurements
-
-    @property
     def tokenizer(self) -> Tokenizer:
         return self.pair.tokenizer
-
-    @property
-    def target_model(self) -> LoadedModel:
-        return self.pair.target
 
     @property
     def has_chat_template(self) -> bool:
@@ -194,23 +183,23 @@ class Engine:
         self,
         *,
         system: str | None = None,
-        speculation: Speculation | None = None,
         messages: Sequence[Mapping[str, str]] = (),
         think: bool = True,
         owner: str = "",
+        _speculation: Speculation | None = None,
     ) -> Session:
         """A new conversation. Sessions of one engine interleave freely; each gives the text it would give alone.
 
-        ``speculation`` replaces the plan's drafters and policy in this session. ``messages`` are earlier turns as
-        ``Session.generate`` takes them, an answer or a result last. Without ``think`` a template that has a switch
-        (``has_thinking_switch``) leaves thinking out. Sessions with another ``owner`` get none of its prefixes
-        (``keep_prefixes``).
+        ``messages`` are earlier turns as ``Session.generate`` takes them, an answer or a result last. Without
+        ``think`` a template that has a switch (``has_thinking_switch``) leaves thinking out. Sessions with another
+        ``owner`` get none of its prefixes (``keep_prefixes``). ``_speculation`` is for measurements: it replaces the
+        plan's drafters and policy in this session.
         """
         check_system(system)
         check_messages(messages)
         pair = self.pair
         conversation = Conversation(pair.prompts, system, messages, think=think)
-        return pair.admit(lambda room: Session(pair, conversation, room, speculation=speculation, owner=owner))
+        return pair.admit(lambda room: Session(pair, conversation, room, speculation=_speculation, owner=owner))
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text alone, without a template. Raises ClosedError."""
@@ -339,16 +328,16 @@ class Engine:
     @property
     def can_calibrate(self) -> bool:
         """Whether ``calibrate_for`` has something to measure, or to repeat when the machine is idle."""
-        return self.profile.depth == "auto" and (self.unmeasured or self.measurements.disturbed)
+        return self.profile.depth == "auto" and (self.unmeasured or self.pair.measurements.disturbed)
 
     def calibrate(
         self,
-        scope: Scope = QUICK,
         *,
         afresh: bool = False,
         alternatives: bool = False,
         progress: LoadProgress | None = None,
         budget_s: float | None = None,
+        _scope: Scope = QUICK,
     ) -> float:
         """Measure what is missing (everything if ``afresh``) and plan again. Call it while no answer is generated.
 
@@ -358,9 +347,9 @@ class Engine:
         the call ends after about ``budget_s`` seconds, and ``left_out`` names the parts that are missing. Raises what
         a forward or loading the drafter raises.
         """
-        calibration = BackgroundCalibration(self.pair, scope, afresh=afresh, alternatives=alternatives)
+        calibration = BackgroundCalibration(self.pair, _scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
-        exclusive = self.measurements.store.exclusive
+        exclusive = self.pair.measurements.store.exclusive
         self.pair.read_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
             self._give_up_calibration()  # it may hold a second copy of the target
@@ -383,7 +372,7 @@ class Engine:
         if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
         self.pair.read_ahead.put_off()
-        with self.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
+        with self.pair.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()
             # Keep a reference: an answer on another power source may give up the calibration.
@@ -403,35 +392,6 @@ class Engine:
         calibration, self._calibration = self._calibration, None
         if calibration is not None:
             calibration.close(wait=False)
-
-    def in_setting(self, **settings: Any) -> LoadedModel:
-        """The target's weights with other caches or threads, loaded next to the target; closed with the engine.
-
-        ``settings`` are those of ``LoadedModel.with_settings``, with the same errors.
-        """
-        return self.pair.pool.keep(self.pair.target.with_settings(**settings))
-
-    def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
-        """Load other models next to the target, each in its fastest known setting; closed with the engine.
-
-        ``for_prompts`` also loads each model that can decode a second time, in its fastest setting for reading
-        prompts, if that is a different one.
-
-        Raises what loading raises, and MemoryLimitError, before anything is loaded, if the models do not all fit next
-        to the drafter with two caches each (one for a session, one for timing).
-        """
-        return self.pair.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
-
-    def fastest_plain(self) -> tuple[Mapping[str, Any], float] | None:
-        """The fastest setting of plain decoding (for ``in_setting``), and its speed over the target's own setting.
-
-        None if the target's own setting is the fastest timed one.
-        """
-        return fastest_plain(self.pair.target, self.measurements.store)
-
-    def ranking(self) -> Ranking | None:
-        """Every measured way to run on this machine, the plan first; None before any measurement."""
-        return self.pair.ranking
 
     def close(self) -> None:
         """End every session, then free the models. Idempotent. A forked process frees nothing: it is its parent's."""
@@ -460,6 +420,14 @@ class Engine:
             parts.callback(pair.read_ahead.put_off)
             for session in sessions:
                 parts.callback(session.close)
+
+    if not TYPE_CHECKING:  # what went, for one version; type checkers report it
+
+        def __getattr__(self, name: str) -> object:
+            if name not in _OLD:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            warn_old(f"Engine.{name}", f"Engine.pair.{_OLD[name]}, which is internal")
+            return getattr(self.pair, _OLD[name])
 
     def __enter__(self) -> Engine:
         return self

@@ -115,7 +115,7 @@ class SessionPool:
                 self._kept.remove(best)
                 return best
             common, nearest = max(shares, key=lambda pair: pair[0], default=(0, None))
-            if common < LEAST_COPIED or not self._engine.target_model.facts.can_fork:
+            if common < LEAST_COPIED or not self._engine.pair.target.facts.can_fork:
                 nearest = None
             if nearest is not None:
                 self._kept.remove(nearest)  # no other request may use it during the copy

@@ -112,7 +112,7 @@ def test_a_new_runtime_can_choose_load_and_decode_models(tiny: TinyModels, tmp_p
 
 def test_an_engine_can_prefer_a_new_runtime_and_speculate_in_it(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=CONTEXT, lookup=False, depth=2) as engine:
-        assert engine.plan.target.runtime == engine.target_model.facts.runtime == "own"
+        assert engine.plan.target.runtime == engine.pair.target.facts.runtime == "own"
         assert engine.pair.pool.drafter_model().facts.runtime == "own"
         assert "own" in [place.facts.runtime for place in engine.pair.pool.places.targets]
         with engine.session() as session:

@@ -203,7 +203,7 @@ def test_each_answer_of_a_pipelined_arm_has_its_own_budget(engine: Engine) -> No
 def test_a_policy_arm_uses_all_drafters_of_the_engine(engine: Engine, name: str, kind: type) -> None:
     found = speculation(engine, name)
     assert type(found.policy) is kind
-    assert found.policy is not engine.policy, "each arm learns separately"
+    assert found.policy is not engine.pair.policy, "each arm learns separately"
     assert found.drafters == engine.drafters
     assert found.depth_cap == CAP
     assert found.trees is (name != "chains")
@@ -235,7 +235,7 @@ def test_an_arm_keeps_its_name_and_its_drafters_script(engine: Engine) -> None:
 
 
 def test_compared_models_get_plain_arms_after_all_other_arms(engine: Engine) -> None:
-    other = engine.in_setting(threads=2)
+    other = engine.pair.pool.keep(engine.pair.target.with_settings(threads=2))
     opened = open_arms(engine, ("plain", "planned"), CAP, {"llama:other": other})
     try:
         assert [arm.name for arm in opened] == ["plain", "planned", "llama:other"]
@@ -292,10 +292,10 @@ def test_open_arms_closes_opened_sessions_if_one_fails(
     opened: list[Session] = []
     real = engine.session
 
-    def session(*, speculation: Speculation | None = None) -> Session:
+    def session(*, _speculation: Speculation | None = None) -> Session:
         if len(opened) == 2:
             raise error
-        opened.append(real(speculation=speculation))
+        opened.append(real(_speculation=_speculation))
         return opened[-1]
 
     monkeypatch.setattr(engine, "session", session)

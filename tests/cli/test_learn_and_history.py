@@ -109,7 +109,7 @@ def test_a_removed_model_leaves_no_beginning(tiny: TinyModels, here: InProcess) 
 
 
 def keep_a_prefix(engine: Engine) -> None:
-    facts, tokens = engine.target_model.facts, as_tokens(range(LEAST_TOKENS))
+    facts, tokens = engine.pair.target.facts, as_tokens(range(LEAST_TOKENS))
     with engine:
         key = facts.name.encode()
         assert write_prefix(engine.pair.home, key, tokens, facts, [b"part"], (1, 4)) is not None

@@ -196,7 +196,7 @@ def test_explain_compares_the_latest_answer_with_what_the_plan_promised(
         promised_token_s=0.015,
     )
     with tiny.load(store_home=Home(tmp_path / "home")) as engine:
-        engine.measurements.learn_answer(got)
+        engine.pair.measurements.learn_answer(got)
     assert labels(here("plan", *pair, "--explain").out)["answers"] == f"the latest: {got}"
     assert "answers" not in labels(here("plan", *pair).out)
 

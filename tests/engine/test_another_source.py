@@ -49,7 +49,7 @@ def test_an_unknown_source_drafts_from_the_first_round_is_learned_from_and_chang
         for known, kept in (([*request, *plain.token_ids], True), ([*request, *([7] * 60)], False)):
             source, policy = Remembering(known, 0.5), DepthControl(CHEAP, 7)
             added = Speculation(drafters=(source, *engine.drafters), policy=policy, depth_cap=7)
-            with engine.session(speculation=added) as session:
+            with engine.session(_speculation=added) as session:
                 events = list(session.generate(PROMPT, max_tokens=60, sampling=Sampling()))
             done = events[-1]
             assert isinstance(done, Done)

@@ -107,7 +107,7 @@ def test_a_measurement_complete_when_the_budget_ends_is_stored(engine: Engine, h
 
     calibration.run(spend, budget_s=5.0, clock=lambda: seconds[0])
     assert stored(home)["times"] == 1
-    assert engine.measurements.target_times() is not None
+    assert engine.pair.measurements.target_times() is not None
     assert calibration.left_out[0] in ("loading drafter", "drafter")
 
 
@@ -141,7 +141,7 @@ def test_a_calibration_stores_times_widths_and_contention(
         assert fractions == sorted(fractions)  # type: ignore[type-var]
         assert fractions[-1] == 1
     assert all_closed(sequences)
-    times = engine.measurements.target_times()
+    times = engine.pair.measurements.target_times()
     assert times is not None
     assert (times.contexts, times.repetitions) == ((96, 268), QUICK.repetitions)
 
@@ -158,11 +158,11 @@ def test_a_second_calibration_repeats_no_measurement(engine: Engine, sequences: 
 @pytest.mark.slow
 def test_a_calibration_with_afresh_repeats_every_measurement(engine: Engine) -> None:
     BackgroundCalibration(engine.pair, QUICK).run()
-    first = engine.measurements.target_times()
+    first = engine.pair.measurements.target_times()
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, FULL, afresh=True).run(told.append)
     assert len(labels(told)) == 3
-    again = engine.measurements.target_times()
+    again = engine.pair.measurements.target_times()
     assert again is not None
     assert again != first
     assert again.repetitions == FULL.repetitions
@@ -175,7 +175,7 @@ def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
     told: list[Loading] = []
     with tiny.load(store_home=home, context=300, threads=2, runtime="llama", draft_runtime="llama") as engine:
         BackgroundCalibration(engine.pair, QUICK, alternatives=True).run(told.append)
-        assert engine.target_model.settings.threads == 2
+        assert engine.pair.target.settings.threads == 2
         assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
         others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
         assert others == {
@@ -183,10 +183,10 @@ def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
             "2 threads, a f16 cache",
             "2 threads, a f16 cache, no flash attention",
         }
-        times = engine.measurements.target_times()
+        times = engine.pair.measurements.target_times()
         assert times is not None
-        with engine.target_model.with_settings(threads=1) as other:
-            seconds = engine.measurements.store.load(PLAIN, other.facts)
+        with engine.pair.target.with_settings(threads=1) as other:
+            seconds = engine.pair.measurements.store.load(PLAIN, other.facts)
         assert seconds == pytest.approx(1.5 * times.curves.curves[0].plain_s)
 
 
@@ -195,10 +195,10 @@ def test_calibration_switches_to_fewer_threads_if_they_are_faster(
 ) -> None:
     fix_plain_ratio(monkeypatch, 0.5)
     BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
-    assert engine.target_model.settings.threads == 1
+    assert engine.pair.target.settings.threads == 1
     engine.pair.replan()
     assert engine.plan.target.threads == 1
-    assert engine.measurements.target_times() is not None
+    assert engine.pair.measurements.target_times() is not None
     assert not engine.unmeasured
 
 
@@ -211,7 +211,7 @@ def test_fewer_threads_are_chosen_only_if_repeatedly_faster(engine: Engine, monk
 
     monkeypatch.setattr(module, "measure_plain_ratio", measure)
     BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
-    assert engine.target_model.settings.threads == 2
+    assert engine.pair.target.settings.threads == 2
     assert next(ratios, None) is None
 
 
@@ -222,7 +222,7 @@ def test_the_number_of_threads_does_not_change_while_a_session_is_open(
     fix_plain_ratio(monkeypatch, 0.5)
     with engine.session() as session:
         BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
-        assert engine.target_model.settings.threads == 2
+        assert engine.pair.target.settings.threads == 2
         assert answer(session.generate("hello", max_tokens=3)).text
 
 
@@ -250,14 +250,14 @@ def test_missing_agreement_is_measured_if_the_drafter_could_gain(
 ) -> None:
     """Agreement is measured last, so a chat that ends early leaves it out."""
     BackgroundCalibration(engine.pair, QUICK).run()
-    assert not engine.measurements.unproven
+    assert not engine.pair.measurements.unproven
     monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, _source: True)
-    assert engine.measurements.unproven
+    assert engine.pair.measurements.unproven
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert labels(told) == ["measuring how often drafter agrees with target"]
-    assert "model" in engine.measurements.priors
-    assert not engine.measurements.unproven
+    assert "model" in engine.pair.measurements.priors
+    assert not engine.pair.measurements.unproven
 
 
 def test_after_a_change_of_threads_the_plan_is_made_again_immediately(tiny: TinyModels, home: Home) -> None:
@@ -274,7 +274,7 @@ def test_after_a_change_of_threads_the_plan_is_made_again_immediately(tiny: Tiny
 def test_calibration_for_near_exactness_measures_the_bound_of_differences(tiny: TinyModels, home: Home) -> None:
     with tiny.load(store_home=home, context=200, exactness="near") as engine:
         BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
-        probe = engine.measurements.widths()
+        probe = engine.pair.measurements.widths()
         assert probe is not None
         assert probe.complete
 
@@ -330,7 +330,7 @@ def test_a_slice_of_calibration_ends_with_its_budget_and_the_next_one_resumes(en
     BackgroundCalibration(engine.pair, QUICK).run(steps.append)
     for path in home.measurements.iterdir():
         path.unlink()
-    engine.measurements.priors.clear()
+    engine.pair.measurements.priors.clear()
     learning, slices, seen = BackgroundCalibration(engine.pair, QUICK), 0, [stored(home)]
     while not learning.run_for(10, NEVER, Ticks()):  # reads the clock once before, and once before each step
         slices += 1
@@ -455,9 +455,9 @@ def others(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def models(engine: Engine) -> tuple[ModelFacts, ModelFacts]:
     """The facts of target and drafter."""
-    drafter = engine.measurements.drafter
+    drafter = engine.pair.measurements.drafter
     assert drafter is not None
-    return engine.measurements.target, drafter
+    return engine.pair.measurements.target, drafter
 
 
 def test_times_measured_on_a_busy_machine_are_used_until_it_is_idle(
@@ -469,16 +469,16 @@ def test_times_measured_on_a_busy_machine_are_used_until_it_is_idle(
     assert not engine.unmeasured
     assert MEASURED_BUSY in engine.plan.why
     assert engine.can_calibrate
-    before = engine.measurements.target_times()
+    before = engine.pair.measurements.target_times()
     assert engine.calibrate_for(1e9) == ()
-    assert engine.measurements.target_times() == before, "the machine is still busy"
-    both = engine.measurements.store.load(CONTENTION, *models(engine))
+    assert engine.pair.measurements.target_times() == before, "the machine is still busy"
+    both = engine.pair.measurements.store.load(CONTENTION, *models(engine))
     assert both is not None
     assert both.busy == pytest.approx(0.4)
     others["share"] = 0.0
     assert engine.calibrate_for(1e9) == (), "the new plan is reported once"
-    assert engine.measurements.target_times() != before
-    again = engine.measurements.store.load(CONTENTION, *models(engine))
+    assert engine.pair.measurements.target_times() != before
+    again = engine.pair.measurements.store.load(CONTENTION, *models(engine))
     assert again is not None
     assert again.busy == 0.0
     assert not engine.can_calibrate
@@ -504,16 +504,16 @@ def test_fewer_threads_are_not_chosen_while_other_programs_run(
 ) -> None:
     """While another program uses one of two processors, one thread is faster than two."""
     fix_plain_ratio(monkeypatch, 0.5)
-    single = engine.target_model.facts_with(threads=1)
-    engine.measurements.store.save(PLAIN, 1e-6, single)  # the result of an earlier, quiet calibration
+    single = engine.pair.target.facts_with(threads=1)
+    engine.pair.measurements.store.save(PLAIN, 1e-6, single)  # the result of an earlier, quiet calibration
     others["share"] = 0.4
     engine.calibrate(afresh=True, alternatives=True)
-    assert engine.target_model.settings.threads == 2
-    assert engine.measurements.store.plain_s(single) == 1e-6
+    assert engine.pair.target.settings.threads == 2
+    assert engine.pair.measurements.store.plain_s(single) == 1e-6
     others["share"] = 0.0
     engine.calibrate(afresh=True, alternatives=True)
-    assert engine.measurements.store.plain_s(single) != 1e-6
-    assert engine.target_model.settings.threads == 1
+    assert engine.pair.measurements.store.plain_s(single) != 1e-6
+    assert engine.pair.target.settings.threads == 1
 
 
 def test_while_other_programs_run_fewer_threads_are_timed_once(
@@ -545,9 +545,9 @@ def test_during_an_answer_calibrate_for_does_nothing_and_calibrate_counts_as_dis
         assert engine.calibrate_for(1e9) == ()
         assert set(measured(home)) <= {"widths"}, "nothing was measured"
         assert engine.calibrate() == 1.0
-        assert engine.measurements.disturbed
+        assert engine.pair.measurements.disturbed
         generation.close()
         assert not engine.pair.answering
     while engine.can_calibrate:
         engine.calibrate_for(1e9)
-    assert not engine.measurements.disturbed
+    assert not engine.pair.measurements.disturbed

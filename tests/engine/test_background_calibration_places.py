@@ -81,7 +81,7 @@ def engine(tiny: TinyModels, home: Home) -> Iterator[Engine]:
 
 
 def ranked(engine: Engine) -> Ranking:
-    ranking = engine.ranking()
+    ranking = engine.pair.ranking
     assert ranking is not None
     return ranking
 
@@ -148,16 +148,16 @@ def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch
 def test_a_device_found_faster_twice_runs_the_target_from_the_next_load_on(engine: Engine) -> None:
     engine.calibrate(alternatives=True)
     place = next(place for place in engine.pair.pool.places.targets if place.footprint.layers is not None)
-    times = engine.measurements.store.load(TIMES, place.facts)
+    times = engine.pair.measurements.store.load(TIMES, place.facts)
     assert times is not None
     fast = tuple(tuple(seconds / 1000 for seconds in row) for row in times.forward_s)
-    engine.measurements.store.save(TIMES, replace(times, forward_s=fast), place.facts)
+    engine.pair.measurements.store.save(TIMES, replace(times, forward_s=fast), place.facts)
     engine.pair.replan()
     assert ranked(engine).best.target.short_name == "target on cpu"
     stays = [refusal.speedup for refusal in ranked(engine).rejected if refusal.what == place.name]
     assert stays[0] is not None
     assert stays[0] > 100
-    pair, store = engine.pair, engine.measurements.store
+    pair, store = engine.pair, engine.pair.measurements.store
     for count in range(2):
         assert store.settled(PLACE, place.facts).count == count
         pair.measurements.settle_place(pair.pool.places)

@@ -102,9 +102,9 @@ def test_the_other_runtime_is_timed_once_by_a_calibration(
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert stages(told) == ["measuring target", f"measuring target on cpu ({OTHER[first]})"]
     assert stored(home) == {"plain": 1, "times": 1, "widths": 1}
-    own_s = engine.measurements.store.plain_s(engine.target_model.facts)
+    own_s = engine.pair.measurements.store.plain_s(engine.pair.target.facts)
     assert own_s is not None
-    assert engine.measurements.store.load(PLAIN, rival(engine).facts) == pytest.approx(1.5 * own_s)
+    assert engine.pair.measurements.store.load(PLAIN, rival(engine).facts) == pytest.approx(1.5 * own_s)
     (model,) = opened
     assert model.facts == rival(engine).facts
     assert is_closed(model)
@@ -120,9 +120,9 @@ def test_measuring_afresh_times_the_other_runtime_again(
     BackgroundCalibration(engine.pair, QUICK).run()
     fix_plain_ratio(monkeypatch, 1.25)
     BackgroundCalibration(engine.pair, QUICK, afresh=True).run()
-    own_s = engine.measurements.store.plain_s(engine.target_model.facts)
+    own_s = engine.pair.measurements.store.plain_s(engine.pair.target.facts)
     assert own_s is not None
-    assert engine.measurements.store.load(PLAIN, rival(engine).facts) == pytest.approx(1.25 * own_s)
+    assert engine.pair.measurements.store.load(PLAIN, rival(engine).facts) == pytest.approx(1.25 * own_s)
     assert len(opened) == 2
     # Full times of the other runtime are kept until a full calibration repeats them.
     BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
@@ -163,7 +163,7 @@ def test_with_alternatives_the_other_runtime_is_measured_completely(
     assert f"measuring target on cpu ({OTHER[first]})" in stages(told)
     counts = stored(home)
     assert (counts["times"], counts["widths"]) == (2, 2)
-    assert engine.measurements.store.load(TIMES, rival(engine).facts) is not None
+    assert engine.pair.measurements.store.load(TIMES, rival(engine).facts) is not None
     told.clear()
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert told == [], "the full times include plain decoding"
@@ -180,7 +180,7 @@ def test_only_a_full_calibration_measures_the_drafter_in_both_runtimes(
         assert stored(home)["times"] == 4
         drafters = {place.facts.runtime: place.facts for place in engine.pair.pool.places.drafters}
         assert set(drafters) == set(OTHER)
-        assert all(engine.measurements.store.load(TIMES, facts) is not None for facts in drafters.values())
+        assert all(engine.pair.measurements.store.load(TIMES, facts) is not None for facts in drafters.values())
 
 
 # ------------------------------------------------------------------------------------------------- what is not
@@ -294,7 +294,7 @@ def test_an_answer_drops_the_second_copy_of_the_target(
     assert not learning.complete
     while not learning.run_for(100, NEVER, Ticks()):
         pass
-    assert engine.measurements.store.load(PLAIN, rival(engine).facts) is not None, (
+    assert engine.pair.measurements.store.load(PLAIN, rival(engine).facts) is not None, (
         "a later slice measures the runtime"
     )
 

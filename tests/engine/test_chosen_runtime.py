@@ -57,7 +57,7 @@ def place(places: tuple[Placement, ...], runtime: str) -> Placement:
 def settle(engine: Engine) -> None:
     """Two calibrations with the stored times as results."""
     for _ in range(2):
-        engine.measurements.settle_place(engine.pair.pool.places)
+        engine.pair.measurements.settle_place(engine.pair.pool.places)
 
 
 @pytest.mark.parametrize("first", OTHER)
@@ -67,8 +67,8 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
     begin_with(monkeypatch, first)
     with load(draft="none", lookup=True) as engine:
         assert engine.plan.target.runtime == first
-        store, places = engine.measurements.store, engine.pair.pool.places
-        store.save(TIMES, invented_times(FORWARD_S), engine.target_model.facts)
+        store, places = engine.pair.measurements.store, engine.pair.pool.places
+        store.save(TIMES, invented_times(FORWARD_S), engine.pair.target.facts)
         rival = place(places.targets, OTHER[first]).facts
         store.save(PLAIN, FORWARD_S / 1.05, rival)
         settle(engine)
@@ -78,7 +78,7 @@ def test_a_runtime_that_decodes_faster_is_used_from_the_next_load_on(
         settle(engine)
         assert engine.plan.target.runtime == first
     with load(draft="none", lookup=True) as engine:
-        assert engine.plan.target.runtime == engine.target_model.facts.runtime == OTHER[first]
+        assert engine.plan.target.runtime == engine.pair.target.facts.runtime == OTHER[first]
         assert engine.unmeasured, "drafting was not measured there"
         with engine.session() as session:
             assert answer(session.generate("hello", max_tokens=5)).plan.target.runtime == OTHER[first]
@@ -92,8 +92,8 @@ def test_with_full_times_of_both_runtimes_the_faster_one_is_used(load: Load) -> 
     for runtime in OTHER:
         with load(runtime=runtime) as engine:
             invent_measurements(engine)
-            found[runtime] = engine.target_model.facts
-            store = engine.measurements.store
+            found[runtime] = engine.pair.target.facts
+            store = engine.pair.measurements.store
     for fast, slow in OTHER.items():
         store.save(TIMES, invented_times(FORWARD_S / 3), found[fast])
         store.save(TIMES, invented_times(FORWARD_S), found[slow])
@@ -101,14 +101,14 @@ def test_with_full_times_of_both_runtimes_the_faster_one_is_used(load: Load) -> 
             settle(engine)
         with load() as engine:
             assert engine.plan.target.runtime == fast
-            assert engine.target_model.facts == found[fast]
+            assert engine.pair.target.facts == found[fast]
 
 
 @pytest.mark.parametrize("fast", OTHER)
 def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, fast: str) -> None:
     with load() as engine:
         invent_measurements(engine)
-        store, drafters = engine.measurements.store, engine.pair.pool.places.drafters
+        store, drafters = engine.pair.measurements.store, engine.pair.pool.places.drafters
         for runtime in OTHER:
             seconds = DRAFT_S / 2 if runtime == fast else DRAFT_S * 2
             store.save(TIMES, invented_times(seconds), place(drafters, runtime).facts)
@@ -116,9 +116,9 @@ def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, 
         require_speculation(engine)
         assert engine.plan.target.runtime == "native"
         assert (engine.profile.draft_device, engine.profile.draft_runtime) == ("cpu", fast)
-        assert engine.measurements.drafter is not None
-        assert engine.measurements.drafter == engine.pair.pool.drafter_model().facts
-        assert engine.measurements.drafter.runtime == fast
+        assert engine.pair.measurements.drafter is not None
+        assert engine.pair.measurements.drafter == engine.pair.pool.drafter_model().facts
+        assert engine.pair.measurements.drafter.runtime == fast
         assert engine.plan.drafter is not None
         assert engine.plan.drafter.runtime == fast
         load_drafter(engine)
@@ -134,15 +134,15 @@ def test_the_drafters_runtime_is_chosen_separately_from_the_targets(load: Load, 
 def test_measurements_of_one_runtime_are_not_used_for_the_other(load: Load) -> None:
     for runtime in OTHER:
         with load(runtime=runtime, draft_runtime=runtime) as engine:
-            assert engine.measurements.target_times() is engine.measurements.drafter_times() is None
+            assert engine.pair.measurements.target_times() is engine.pair.measurements.drafter_times() is None
             invent_measurements(engine)
-            assert None not in (engine.measurements.target_times(), engine.measurements.drafter_times())
+            assert None not in (engine.pair.measurements.target_times(), engine.pair.measurements.drafter_times())
 
 
 def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
     with load() as engine:
         invent_measurements(engine)
-        ranking = engine.ranking()
+        ranking = engine.pair.ranking
         assert ranking is not None
         unmeasured = [refusal.what for refusal in ranking.rejected if refusal.verdict == NOT_MEASURED]
         assert unmeasured == ["target on cpu (llama)", "drafter on cpu (llama), drafting"]
@@ -150,10 +150,10 @@ def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
         with closing(engine.pair.pool.open_target(other)) as model:
             assert model.wait(60.0)
             probe: Any = probe_widths(model, context_length=300)
-        engine.measurements.store.save(TIMES, invented_times(FORWARD_S), other.facts)
-        engine.measurements.store.save(WIDTHS, probe, other.facts)
+        engine.pair.measurements.store.save(TIMES, invented_times(FORWARD_S), other.facts)
+        engine.pair.measurements.store.save(WIDTHS, probe, other.facts)
         engine.pair.replan()
-        ranking = engine.ranking()
+        ranking = engine.pair.ranking
         assert ranking is not None
         assert {each.target.facts.runtime for each in ranking.candidates} == {"native"}
         (stays,) = [each.what for each in ranking.rejected if each.verdict.code == "target_stays"]

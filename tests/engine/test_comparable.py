@@ -68,7 +68,7 @@ def test_a_file_to_compare_is_loaded_in_its_own_runtime_not_the_targets(
 ) -> None:
     for own in processor_runtimes():
         with load(tiny, runtime=own) as engine:
-            (model,) = engine.load_comparable(find(f"{runtime}:{tiny.target}"))
+            (model,) = engine.pair.load_comparable(find(f"{runtime}:{tiny.target}"))
             assert (engine.plan.target.runtime, model.facts.runtime) == (own, runtime)
 
 
@@ -93,21 +93,21 @@ def test_models_to_compare_decode_and_are_closed_with_the_engine(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
 ) -> None:
     with load(tiny) as engine:
-        assert engine.load_comparable(()) == ()
-        first, second = engine.load_comparable(find(tiny.target, tiny.drafter))
+        assert engine.pair.load_comparable(()) == ()
+        first, second = engine.pair.load_comparable(find(tiny.target, tiny.drafter))
         assert (first.facts.name, second.facts.name) == ("target", "drafter")
-        assert first.settings.threads == engine.target_model.settings.threads
+        assert first.settings.threads == engine.pair.target.settings.threads
         told = []
         for target in (None, first):
-            speculation = Speculation(drafters=(), policy=engine.policy, depth_cap=0, target=target)
-            with engine.session(speculation=speculation) as session:
+            speculation = Speculation(drafters=(), policy=engine.pair.policy, depth_cap=0, target=target)
+            with engine.session(_speculation=speculation) as session:
                 told.append(answer(session.generate("hello", max_tokens=12)).token_ids)
         assert told[0] == told[1], "the same file gives the same text"
     for model in (first, second):
         with pytest.raises(ClosedError):
             model.open(16)
     with pytest.raises(ClosedError):
-        engine.load_comparable(find(tiny.target))
+        engine.pair.load_comparable(find(tiny.target))
 
 
 def test_for_prompts_a_file_is_loaded_again_in_its_fastest_prompt_setting(
@@ -115,17 +115,17 @@ def test_for_prompts_a_file_is_loaded_again_in_its_fastest_prompt_setting(
 ) -> None:
     located = find(f"llama:{tiny.target}", f"llama:{write_trimmed_folder(tiny.target, tmp_path / 'small', KEPT)}")
     with load(tiny) as engine:
-        assert len(engine.load_comparable(located)) == 2
-        first, trimmed, other = engine.load_comparable(located, for_prompts=True)
+        assert len(engine.pair.load_comparable(located)) == 2
+        first, trimmed, other = engine.pair.load_comparable(located, for_prompts=True)
         assert (first.facts.name, trimmed.facts.name, other.facts.name) == ("target", "small", "target")
         assert first.facts.settings | {"repack": False} == other.facts.settings != first.facts.settings
         if "native" in processor_runtimes():
-            assert len(engine.load_comparable(find(f"native:{tiny.target}"), for_prompts=True)) == 1
+            assert len(engine.pair.load_comparable(find(f"native:{tiny.target}"), for_prompts=True)) == 1
 
 
 def needed(engine: Engine, located: LocatedModel) -> tuple[int, int]:
     """Bytes of a model with two caches, and of the engine's target with one."""
-    settings, context = engine.target_model.settings, engine.plan.context_length
+    settings, context = engine.pair.target.settings, engine.plan.context_length
     once = memory_needed(located, settings, context)
     return 2 * once.total_bytes - once.weights_bytes, once.total_bytes
 
@@ -146,12 +146,12 @@ def test_files_that_do_not_all_fit_are_refused_before_any_is_loaded(
     with load(tiny, limits=Limits(max_memory_bytes=own + 2 * twice)) as engine:
         monkeypatch.setattr(PreparedModel, "load", count)
         with pytest.raises(MemoryLimitError, match="target needs about"):
-            engine.load_comparable([located] * 3)
+            engine.pair.load_comparable([located] * 3)
         assert opened == []
-        assert len(engine.load_comparable([located] * 2)) == 2
+        assert len(engine.pair.load_comparable([located] * 2)) == 2
         assert opened == ["target"] * 2
         with pytest.raises(MemoryLimitError):
-            engine.load_comparable([located])
+            engine.pair.load_comparable([located])
         session = engine.session()
         with pytest.raises(MemoryLimitError, match="another session"):
             engine.session()  # no memory remains
@@ -166,6 +166,6 @@ def test_files_to_compare_leave_the_drafters_memory_free(
         twice, own = needed(engine, located)
     limits = Limits(max_memory_bytes=own + own + twice // 2)
     with load(tiny, limits=limits) as alone:
-        alone.load_comparable([located])
+        alone.pair.load_comparable([located])
     with tiny.load(limits=limits) as engine, pytest.raises(MemoryLimitError):
-        engine.load_comparable([located])
+        engine.pair.load_comparable([located])

@@ -161,13 +161,13 @@ def test_an_engine_offers_its_familys_drafter_without_fetching_it(
     user: User, tiny_family: None, tiny: TinyModels, home: Home
 ) -> None:
     with load(tiny.slow, home) as engine:
-        if engine.target_model.facts.settings.get("level") == "portable":
+        if engine.pair.target.facts.settings.get("level") == "portable":
             pytest.skip("no times are expected of portable kernels")
         offer = engine.drafter_offer
         assert offer is not None
         assert (offer.name, offer.model, offer.bytes) == ("Tiny 1M", "hf:org/repo/x.gguf", 1000)
         assert offer.expected_speedup > 1.02
-        assert offer.target == engine.target_model.facts.sha256
+        assert offer.target == engine.pair.target.facts.sha256
     assert not home.models.exists(), "no file was fetched"
 
 
@@ -186,7 +186,7 @@ def test_the_universal_drafter_is_offered_where_no_sibling_gains(
     monkeypatch.setattr(table, "families", lambda: families_with(sibling))
     monkeypatch.setattr(offers, "_UNIVERSAL_READS", 100)
     with load(tiny.slow, home) as engine:
-        if engine.target_model.facts.settings.get("level") == "portable":
+        if engine.pair.target.facts.settings.get("level") == "portable":
             pytest.skip("no times are expected of portable kernels")
         offer = engine.drafter_offer
         assert offer is not None

@@ -98,7 +98,7 @@ def test_every_kind_of_drafter_works_in_a_process_and_restarts_after_a_loss(
     ) as engine:
         require_speculation(engine, 2)
         model = wait_for_drafter(engine)
-        assert model.facts == engine.measurements.drafter, "stored measurements are found again"
+        assert model.facts == engine.pair.measurements.drafter, "stored measurements are found again"
         assert model.facts.runtime == runtime
         monkeypatch.chdir(tmp_path)  # the process keeps the absolute path
         with engine.session() as session:
@@ -125,11 +125,11 @@ def test_a_drafter_process_does_not_count_as_a_disturbing_program(
     runtime = processor_runtimes()[0]  # no other runtime is timed
     with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
         invent_measurements(engine)
-        store, facts = engine.measurements.store, engine.measurements.drafter
+        store, facts = engine.pair.measurements.store, engine.pair.measurements.drafter
         assert facts is not None
         store.forget(TIMES, facts)
         assert engine.calibrate() == (0.0 if isolation == "process" else 0.5)
-        assert engine.measurements.disturbed == (isolation == "thread")
+        assert engine.pair.measurements.disturbed == (isolation == "thread")
 
 
 def test_a_drafter_on_the_processor_runs_in_a_thread_unless_the_profile_sets_a_process(tiny: TinyModels) -> None:
@@ -183,11 +183,11 @@ def load(tiny: TinyModels, home: Home, quick: None) -> Load:
 def test_a_drafter_in_a_process_is_calibrated_in_that_process(load: Load) -> None:
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
-        assert engine.measurements.drafter_times() is not None
-        assert engine.measurements.drafter is not None
-        assert engine.measurements.drafter.settings["process"] is True
-        here = replace(engine.measurements.drafter, settings={})
-        assert engine.measurements.store.load(TIMES, here) is None, "times in a thread differ"
+        assert engine.pair.measurements.drafter_times() is not None
+        assert engine.pair.measurements.drafter is not None
+        assert engine.pair.measurements.drafter.settings["process"] is True
+        here = replace(engine.pair.measurements.drafter, settings={})
+        assert engine.pair.measurements.store.load(TIMES, here) is None, "times in a thread differ"
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_a_drafter_process_that_does_not_load_leaves_the_rest_measured(load: Loa
                 pass
         else:
             engine.calibrate()
-        assert engine.measurements.target_times() is not None
-        assert "did not start again" in str(engine.measurements.drafter_failure)
+        assert engine.pair.measurements.target_times() is not None
+        assert "did not start again" in str(engine.pair.measurements.drafter_failure)
         assert any("the model drafter is lost: drafter is off" in reason for reason in engine.plan.reasons)
 
 
@@ -218,8 +218,8 @@ def test_a_drafter_process_lost_during_calibration_is_left_out(load: Load, monke
     monkeypatch.setattr("edgespec.engine.pair.calibration_run.measure_drafter", lose)
     with load() as engine:
         engine.calibrate()
-        assert "is lost: it was ended by SIGKILL" in str(engine.measurements.drafter_failure)
-        assert engine.measurements.drafter_times() is None
+        assert "is lost: it was ended by SIGKILL" in str(engine.pair.measurements.drafter_failure)
+        assert engine.pair.measurements.drafter_times() is None
 
 
 def test_the_benchmark_arm_with_a_loaded_drafter_waits_for_its_process(load: Load) -> None:

@@ -239,11 +239,11 @@ def test_acceptance_in_conversations_orders_drafters_and_excludes_none(
     taught: list[str] = []
     for _ in range(2):
         with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
-            if engine.ranking() is None:
+            if engine.pair.ranking is None:
                 pytest.skip("no times are expected of these kernels before they are measured")
             taught.append(str(drafter_of(engine)))
             prior = AcceptancePrior(by_position=(0.01,) * POSITIONS, tokens=100.0)
-            known = engine.measurements
+            known = engine.pair.measurements
             known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     assert sorted(taught) == sorted(paths)
     with load(tiny.slow, home, runtime="native", draft_runtime="native") as engine:
@@ -258,12 +258,12 @@ def test_a_drafter_with_high_acceptance_is_used_where_a_usual_one_would_not_gain
     path = user.to_lm_studio("x/near.gguf", near.read_bytes())
     settings: dict[str, object] = {"runtime": "native", "draft_runtime": "native"}
     with load(target, home, **settings) as engine:
-        if engine.ranking() is None:
+        if engine.pair.ranking is None:
             pytest.skip("no times are expected of these kernels before they are measured")
         assert drafter_of(engine) is None
     with load(target, home, draft=str(path), **settings) as engine:
         prior = AcceptancePrior(by_position=(0.99,) * POSITIONS, tokens=100.0)
-        known = engine.measurements
+        known = engine.pair.measurements
         known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     with load(target, home, **settings) as engine:
         assert drafter_of(engine) == "near"

@@ -252,7 +252,7 @@ def test_depth_zero_loads_no_drafter_model(tiny: TinyModels, expected: tuple[int
     with tiny.load(depth=0, draft="/nowhere/at-all.gguf") as engine:
         assert engine.plan.mode == "plain"
         assert [drafter.kind for drafter in engine.drafters] == ["lookup"]  # lookup needs no model
-        assert engine.measurements.drafter is None
+        assert engine.pair.measurements.drafter is None
         assert say_hello(engine).token_ids == expected
 
 

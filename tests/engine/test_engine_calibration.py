@@ -100,11 +100,11 @@ def test_calibrate_measures_what_is_missing_and_afresh_measures_everything(
         answer(session.generate("hello", max_tokens=3))
         engine.calibrate()
         assert not engine.unmeasured
-        first, first_facts = engine.measurements.target_times(), engine.target_model.facts
+        first, first_facts = engine.pair.measurements.target_times(), engine.pair.target.facts
         engine.calibrate()
-        assert engine.measurements.target_times() == first
+        assert engine.pair.measurements.target_times() == first
         engine.calibrate(afresh=True)
-        assert engine.measurements.target_times() != first
+        assert engine.pair.measurements.target_times() != first
         rivals = [each for each in engine.pair.pool.places.targets if each.facts.runtime != first_facts.runtime]
         assert stored(home).get("plain", 0) == len(rivals), "no other setting of this runtime was timed"
         assert answer(session.generate("more", max_tokens=3)).text
@@ -274,7 +274,7 @@ def test_measurements_of_another_process_are_used(load: Callable[..., Engine]) -
     with load() as engine:
         with load() as other:
             invent_measurements(other)
-        assert engine.measurements.costs().measured
+        assert engine.pair.measurements.costs().measured
         assert engine.plan.mode == "plain"
         engine.pair.replan()
         assert engine.plan == other.plan
@@ -301,8 +301,8 @@ def test_acceptance_is_stored_at_close_and_read_at_load(load: Callable[..., Engi
     with load() as engine:
         invent_measurements(engine)
         require_speculation(engine)
-        assert engine.measurements.priors == {}
-        assert isinstance(engine.policy, DepthControl)
+        assert engine.pair.measurements.priors == {}
+        assert isinstance(engine.pair.policy, DepthControl)
         load_drafter(engine)
         with engine.session() as session:
             # Tiny models gain nothing by drafting: a later answer may not draft at all.
@@ -312,16 +312,18 @@ def test_acceptance_is_stored_at_close_and_read_at_load(load: Callable[..., Engi
                 session.clear()
             assert drafted
             answer(session.generate("hello", max_tokens=60, depth=3))
-        learned = engine.policy.priors()
+        learned = engine.pair.policy.priors()
         assert "acceptance" not in stored(home)
     assert any(prior != NO_PRIOR for prior in learned.values())
     with load() as engine:
-        assert engine.measurements.priors == {source: prior for source, prior in learned.items() if prior != NO_PRIOR}
-        assert isinstance(engine.policy, DepthControl)
-        assert engine.policy.priors() == learned
+        assert engine.pair.measurements.priors == {
+            source: prior for source, prior in learned.items() if prior != NO_PRIOR
+        }
+        assert isinstance(engine.pair.policy, DepthControl)
+        assert engine.pair.policy.priors() == learned
     damaged = damage(home, "acceptance")
     with load() as engine:
-        assert engine.measurements.priors == {}
+        assert engine.pair.measurements.priors == {}
         assert any(damaged[0].name in reason for reason in engine.plan.reasons)
 
 
@@ -338,13 +340,13 @@ POLICIES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_each_depth_policy_follows_a_new_plan(load: Callable[..., Engine], name: str) -> None:
     with load(depth_policy=name) as engine, engine.session() as session:
-        assert type(engine.policy) is POLICIES[name]
+        assert type(engine.pair.policy) is POLICIES[name]
         expected = answer(session.generate(REPEATING, max_tokens=100))
         assert expected.stats.proposed == 0
         invent_measurements(engine)
         require_speculation(engine)
         load_drafter(engine)
-        assert type(engine.policy) is POLICIES[name]
+        assert type(engine.pair.policy) is POLICIES[name]
         session.clear()
         done = answer(session.generate(REPEATING, max_tokens=100))
         assert done.token_ids == expected.token_ids
@@ -354,10 +356,10 @@ def test_each_depth_policy_follows_a_new_plan(load: Callable[..., Engine], name:
 def test_a_depth_given_as_a_number_uses_the_fixed_policy(load: Callable[..., Engine]) -> None:
     with load(depth=2, depth_policy="entropy") as engine:
         require_speculation(engine, 2)
-        assert type(engine.policy) is FixedDepth
-        assert engine.policy.depth == 2
+        assert type(engine.pair.policy) is FixedDepth
+        assert engine.pair.policy.depth == 2
         engine.calibrate()
-        assert type(engine.policy) is FixedDepth
+        assert type(engine.pair.policy) is FixedDepth
         assert engine.plan.depth_cap == 2
 
 
@@ -367,7 +369,7 @@ def test_the_drafters_measurements_are_stored_under_the_loaded_drafters_settings
     narrow = tiny._make("narrow", heads=4, kv_heads=2)  # its heads do not allow a quantised cache
     for drafter in (tiny.drafter, narrow):
         with tiny.load(store_home=home, draft=str(drafter)) as engine:
-            described, loaded = engine.measurements.drafter, engine.pair.pool.drafter_model().facts
+            described, loaded = engine.pair.measurements.drafter, engine.pair.pool.drafter_model().facts
             assert described is not None
             assert described == loaded
     assert isinstance(narrow, Path)

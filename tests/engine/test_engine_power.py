@@ -41,7 +41,7 @@ def test_an_answer_on_another_power_source_gets_a_new_plan(engine: Engine, sourc
         events = list(session.generate("hello", max_tokens=4))
         notices = [event.text for event in events if isinstance(event, Notice)]
         assert notices == ["the machine runs on battery now: planned again"]
-        assert engine.machine.power_source == "battery"
+        assert engine.pair.machine.power_source == "battery"
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons
         assert engine.unmeasured
@@ -66,7 +66,7 @@ def test_a_change_of_power_source_gives_up_a_running_calibration(engine: Engine,
     assert engine.pair.follow_power()
     assert engine._calibration is None
     assert not learning.run_for(1e9, threading.Event()), "the calibration has ended"
-    assert engine.measurements.target_times() is None
+    assert engine.pair.measurements.target_times() is None
 
 
 def test_widths_in_memory_survive_a_power_change_if_the_folder_is_read_only(
@@ -79,8 +79,8 @@ def test_widths_in_memory_survive_a_power_change_if_the_folder_is_read_only(
         invent_measurements(engine)
         source.append("battery")
         assert engine.pair.follow_power()
-        assert engine.measurements.target_times() is None
-        assert engine.measurements.widths() is not None, "widths do not depend on the power source"
+        assert engine.pair.measurements.target_times() is None
+        assert engine.pair.measurements.widths() is not None, "widths do not depend on the power source"
         source.append("mains")
         assert engine.pair.follow_power()
-        assert engine.measurements.target_times() is not None
+        assert engine.pair.measurements.target_times() is not None

@@ -172,7 +172,7 @@ def test_an_error_in_the_self_check_is_raised_and_the_next_load_repeats_it(
 
 def test_each_measured_value_replaces_its_estimate_separately(load: Callable[..., Engine]) -> None:
     with load() as engine:
-        known = engine.measurements
+        known = engine.pair.measurements
         expected = known.costs()
         assert not expected.measured
         assert expected.curves is not None
@@ -195,7 +195,7 @@ def test_each_measured_value_replaces_its_estimate_separately(load: Callable[...
 
 def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..., Engine]) -> None:
     with load() as engine:
-        known = engine.measurements
+        known = engine.pair.measurements
         assert known.drafter is not None
         known.store.save(TIMES, invented_times(0.01), known.drafter)
         costs = known.costs()
@@ -206,7 +206,7 @@ def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..
 
 def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(load: Callable[..., Engine]) -> None:
     with load() as engine:
-        probe, costs = engine.pair.probe, engine.measurements.costs()
+        probe, costs = engine.pair.probe, engine.pair.measurements.costs()
         assert probe is not None
         assert costs.curves is not None
         assert costs.plain_s is None, "a single forward does not count as a measurement"
@@ -219,7 +219,7 @@ def test_other_runtimes_decode_plainly_until_widths_are_probed(
     with tiny.load(store_home=home, runtime="llama", draft_runtime="llama") as engine:
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons
-        assert engine.measurements.costs().curves is None
+        assert engine.pair.measurements.costs().curves is None
     assert forwards == []
 
 
@@ -231,8 +231,8 @@ def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
     with load(context=300) as engine:
         forwards.clear()
         engine.calibrate()
-        assert not engine.measurements.missing
-        assert engine.measurements.costs().measured
+        assert not engine.pair.measurements.missing
+        assert engine.pair.measurements.costs().measured
         assert forwards[: len(FORWARDS)] == FORWARDS
         narrow = [width for width in forwards if width == 2]
         # Forwards: the self-check's; for the target and for the drafter two contexts, once to warm up and once timed.
@@ -242,10 +242,10 @@ def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
 def test_acceptance_learned_in_one_process_is_used_in_the_next(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine, engine.session() as session:
         answer(session.generate(REPEATING, max_tokens=150))
-        learned = {source: prior for source, prior in engine.policy.priors().items() if prior.tokens}  # type: ignore[attr-defined]
+        learned = {source: prior for source, prior in engine.pair.policy.priors().items() if prior.tokens}  # type: ignore[attr-defined]
         assert "lookup" in learned
     for path in home.measurements.glob("acceptance-*.json"):
         assert json.loads(path.read_text())["acceptance"]["tokens"] > 0
     with load() as engine:
-        assert engine.measurements.priors["lookup"] == learned["lookup"]
-        assert engine.measurements.costs().acceptance["lookup"] != (0.6,)
+        assert engine.pair.measurements.priors["lookup"] == learned["lookup"]
+        assert engine.pair.measurements.costs().acceptance["lookup"] != (0.6,)

@@ -39,7 +39,7 @@ def loaded(tiny: TinyModels, **settings: object) -> Iterator[Engine]:
 
 def ask(engine: Engine, case: Case, depth: int | None = None, speculation: Speculation | None = None) -> Done:
     own, sampling = SCHEMAS[case[0]], SAMPLINGS[case[1]]
-    with engine.session(speculation=speculation) as session:
+    with engine.session(_speculation=speculation) as session:
         return answer(session.generate("hello", schema=own, sampling=sampling, max_tokens=TOKENS, depth=depth))
 
 

@@ -144,7 +144,7 @@ def test_an_engine_drafts_with_a_frequent_head_and_keeps_the_text(
     for head, rows in (("auto", 100), ("whole", None)):
         with tiny.load_speculating(runtime="native", draft_runtime="native", lookup=False, draft_head=head) as engine:
             assert engine.pair.pool.drafter_model().facts.settings.get("head_rows") == rows
-            assert "head_rows" not in engine.target_model.facts.settings
+            assert "head_rows" not in engine.pair.target.facts.settings
             said = " ".join(engine.plan.reasons)
             assert ("the drafter reads 100 of the" in said) is (rows is not None)
             assert "the drafter's second choices are verified as well" in said

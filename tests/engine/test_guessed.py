@@ -46,7 +46,7 @@ class RightThenWrong:
 def session_of(engine: Engine, plain: Done, right: int, depth: int, budget: Callable[[], Budget | None]) -> Session:
     drafter = RightThenWrong(plain.stats.prompt_tokens, plain.token_ids, right)
     return engine.session(
-        speculation=Speculation(drafters=(drafter,), policy=FixedDepth(depth), depth_cap=depth, budget=budget)
+        _speculation=Speculation(drafters=(drafter,), policy=FixedDepth(depth), depth_cap=depth, budget=budget)
     )
 
 
@@ -177,7 +177,7 @@ def test_each_drafter_of_a_combination_is_named_for_its_guesses(engine: Engine) 
     known = plain.stats.prompt_tokens, plain.token_ids
     drafters = Copies(*known, right=1), RightThenWrong(*known, right=3)
     speculation = Speculation(drafters=drafters, policy=FixedDepth(4), depth_cap=4)
-    with engine.session(speculation=speculation) as session:
+    with engine.session(_speculation=speculation) as session:
         events, _ = read_all(session.generate("hello world", max_tokens=TOKENS))
     expected: list[str | None] = [None]
     while len(expected) < TOKENS:

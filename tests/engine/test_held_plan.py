@@ -65,8 +65,10 @@ def load(tiny: TinyModels, home: Home, target: Path) -> Callable[..., Engine]:
 def measure(engine: Engine, target_s: float, drafter_s: float) -> None:
     """A store in which calibration found these times."""
     invent_measurements(engine, target_s, drafter_s)
-    assert engine.measurements.drafter is not None
-    engine.measurements.store.save(CONTENTION, Contention(), engine.measurements.target, engine.measurements.drafter)
+    assert engine.pair.measurements.drafter is not None
+    engine.pair.measurements.store.save(
+        CONTENTION, Contention(), engine.pair.measurements.target, engine.pair.measurements.drafter
+    )
 
 
 def generate(engine: Engine) -> None:
@@ -75,7 +77,7 @@ def generate(engine: Engine) -> None:
 
 
 def end_answer(engine: Engine) -> None:
-    engine.pair.answered(engine.policy.answer(prompt_tokens=9), beside_others=False)
+    engine.pair.answered(engine.pair.policy.answer(prompt_tokens=9), beside_others=False)
 
 
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
@@ -86,12 +88,12 @@ def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
     target_s, drafter_s = (FORWARD_S * wrong, DRAFT_S) if model == "target" else (FORWARD_S, DRAFT_S * wrong)
     with load() as engine:
         measure(engine, target_s, drafter_s)
-        assert engine.measurements.costs().measured
+        assert engine.pair.measurements.costs().measured
         generate(engine)
-        assert engine.measurements.costs().measured, "one answer decides nothing"
+        assert engine.pair.measurements.costs().measured, "one answer decides nothing"
     with load() as engine:
         assert CONTRADICTED not in engine.plan.why
-        (latest, announced) = engine.measurements.answered.lines
+        (latest, announced) = engine.pair.measurements.answered.lines
         assert "promised" in latest
         assert "contradicts the measured times" in announced
         generate(engine)
@@ -100,7 +102,7 @@ def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
         assert CONTRADICTED in engine.plan.why
         assert ESTIMATED in engine.plan.why
         assert engine.plan.mode == "serial"
-        assert not engine.measurements.costs().measured
+        assert not engine.pair.measurements.costs().measured
         before = stored(home)["times"]
         generate(engine)
         assert stored(home)["times"] == before, "the measured times stay until the next calibration"
@@ -109,11 +111,11 @@ def test_a_wrong_store_is_left_after_two_processes_of_one_answer(
 def test_right_times_are_confirmed_and_kept(load: Callable[..., Engine]) -> None:
     with load() as engine:
         measure(engine, FORWARD_S, DRAFT_S)
-        assert not engine.measurements.costs().checked
+        assert not engine.pair.measurements.costs().checked
         generate(engine)
         generate(engine)
-        assert engine.measurements.costs().measured
-        assert engine.measurements.costs().checked
+        assert engine.pair.measurements.costs().measured
+        assert engine.pair.measurements.costs().checked
         assert CONTRADICTED not in engine.plan.why
 
 
@@ -129,10 +131,10 @@ def test_a_calibration_forgets_what_answers_said_of_earlier_times(
         assert CONTRADICTED in engine.plan.why
         engine.calibrate(afresh=True)
         assert CONTRADICTED not in engine.plan.why
-        assert engine.measurements.costs().measured
-        assert engine.measurements.answered == Answered()
+        assert engine.pair.measurements.costs().measured
+        assert engine.pair.measurements.answered == Answered()
     with load() as engine:
-        assert engine.measurements.answered == Answered()
+        assert engine.pair.measurements.answered == Answered()
 
 
 def test_an_answer_beside_other_programs_says_nothing(
@@ -150,9 +152,9 @@ def test_an_answer_beside_other_programs_says_nothing(
             patch.setattr(neighbours, "processor_seconds", half)
             for _ in range(3):
                 generate(engine)
-        assert engine.measurements.answered == Answered()
+        assert engine.pair.measurements.answered == Answered()
         generate(engine)
-        assert engine.measurements.answered.times.ahead == "estimated"
+        assert engine.pair.measurements.answered.times.ahead == "estimated"
 
 
 def test_a_drafter_in_a_separate_process_does_not_count_as_another_program(
@@ -162,8 +164,8 @@ def test_a_drafter_in_a_separate_process_does_not_count_as_another_program(
     for isolation, counted in (("thread", False), ("process", True)):
         with load(draft_isolation=isolation) as engine:
             measure(engine, FORWARD_S, DRAFT_S)
-            engine.pair.answered(engine.policy.answer(prompt_tokens=9), beside_others=True)
-            assert (engine.measurements.answered != Answered()) is counted
+            engine.pair.answered(engine.pair.policy.answer(prompt_tokens=9), beside_others=True)
+            assert (engine.pair.measurements.answered != Answered()) is counted
 
 
 def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(
@@ -177,21 +179,21 @@ def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(
             ending.start()
             ending.join(60)
             assert not ending.is_alive()
-        assert engine.measurements.answered == Answered()
+        assert engine.pair.measurements.answered == Answered()
         end_answer(engine)
-        assert engine.measurements.answered.latest is not None
+        assert engine.pair.measurements.answered.latest is not None
 
 
 def test_answers_that_do_not_follow_the_plan_do_not_count(load: Callable[..., Engine]) -> None:
     with load() as engine:
         measure(engine, 0.5 * FORWARD_S, DRAFT_S)
-        own = replace(engine.pair.speculation(), policy=engine.policy)
-        with engine.session(speculation=own) as session:
+        own = replace(engine.pair.speculation(), policy=engine.pair.policy)
+        with engine.session(_speculation=own) as session:
             answer(session.generate(REPEATING, max_tokens=60))
         with engine.session() as session:
             answer(session.generate(REPEATING, max_tokens=60, depth=2))
             answer(session.generate(REPEATING, max_tokens=60, depth=0))
-        assert engine.measurements.answered == Answered()
+        assert engine.pair.measurements.answered == Answered()
 
 
 def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_processes(
@@ -199,7 +201,7 @@ def test_a_pipelined_plan_that_loses_twice_becomes_serial_for_this_and_later_pro
 ) -> None:
     """The store claims a gain of running in parallel, which no answer confirms."""
     with load() as engine:
-        known = engine.measurements
+        known = engine.pair.measurements
         assert known.drafter is not None
         measure(engine, FORWARD_S, 0.4 * FORWARD_S)
         known.answered = Answered(mode=Settled(chosen="pipelined"))

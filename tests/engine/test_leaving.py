@@ -103,7 +103,7 @@ def test_a_ctrl_c_in_close_still_closes_every_cache(tiny: TinyModels, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             engine.close()
     assert two.closed
-    for use in (lambda: engine.target_model.open(16), engine.pair.pool.drafter_model):
+    for use in (lambda: engine.pair.target.open(16), engine.pair.pool.drafter_model):
         with pytest.raises(ClosedError):
             use()
 

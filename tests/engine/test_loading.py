@@ -378,7 +378,7 @@ def test_the_expected_load_time_is_that_of_the_last_load(prepared: Callable[...,
         assert pool.drafter_model().wait(WAIT_S)
         assert pool.load_s == engine.pair.costs().load_s == 0.0
         took_s = pool.drafter_model().load_s
-        pool.use_threads(engine.target_model.settings.threads)
+        pool.use_threads(engine.pair.target.settings.threads)
         assert pool.load_s == took_s, "as long as the last load"
     with prepared(native_sidecar=False) as engine:
         assert engine.pair.costs().load_s == engine.pair.pool.load_s > 0.0

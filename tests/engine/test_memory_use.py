@@ -115,11 +115,11 @@ def test_a_drafter_is_refused_if_open_sessions_took_its_memory(tiny: TinyModels)
 
 def test_models_to_compare_and_to_time_are_counted(engine: Engine) -> None:
     pool, before = engine.pair.pool, engine.memory
-    engine.load_comparable([pool.target])
+    engine.pair.load_comparable([pool.target])
     once = engine.pair.pool.target_memory
     compared = once.total_bytes + once.cache_bytes + once.buffers_bytes
     assert engine.memory["others"] == {"target": compared}, "with two caches"
-    engine.load_comparable([pool.target])
+    engine.pair.load_comparable([pool.target])
     assert engine.memory["others"] == {"target": 2 * compared}
     assert engine.memory["left_bytes"] == before["left_bytes"] - 2 * compared
     place = next((each for each in pool.places.targets if each.settings.device == "cpu"), None)
@@ -252,7 +252,7 @@ import sys, psutil
 from edgespec import Done, Engine
 path, home = sys.argv[1:]
 with Engine.load(path, draft="none", lookup=False, threads=1, runtime="native", store_home=home) as engine:
-    process, bytes_a_token = psutil.Process(), engine.target_model.facts.kv_bytes_per_token
+    process, bytes_a_token = psutil.Process(), engine.pair.target.facts.kv_bytes_per_token
     with engine.session() as warm:
         list(warm.generate("hello", raw=True, max_tokens=2))
     grown, sessions = [], [engine.session() for _ in range(2)]

@@ -82,11 +82,11 @@ def test_depth_eight_on_the_native_runtime_keeps_the_text_of_plain_decoding(tiny
             plain = answers(session, 0)
             assert len(set(plain)) == len(plain)
             assert answers(session, DEPTH) == plain
-        with engine.session(speculation=at_once(engine)) as session:
+        with engine.session(_speculation=at_once(engine)) as session:
             assert answers(session, None) == plain
         drafter = engine.pair.pool.drafter_model()
         assert isinstance(drafter.open(16), NativeSequence)
-        assert drafter.facts == engine.measurements.drafter
+        assert drafter.facts == engine.pair.measurements.drafter
     with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
         assert answers(session, 0) == answers(session, DEPTH) == plain
 
@@ -108,12 +108,12 @@ def test_trees_with_alternatives_keep_the_text_of_plain_decoding(tiny: TinyModel
             plain = answers(session, 0)
         own = Speculation(drafters=engine.drafters, policy=Beside(2, (3, 2)), depth_cap=DEPTH)
         assert own.trees
-        with engine.session(speculation=own) as session:
+        with engine.session(_speculation=own) as session:
             texts, rounds = written(session)
         assert texts == plain
         assert max(record.alternative_count for record in rounds) == 5
         assert any(record.alternative_count and record.accepted for record in rounds)
-        with engine.session(speculation=replace(own, trees=False)) as session:
+        with engine.session(_speculation=replace(own, trees=False)) as session:
             texts, rounds = written(session)
         assert texts == plain
         assert {record.alternative_count for record in rounds} == {0}
@@ -123,7 +123,7 @@ def test_trees_of_up_to_63_nodes_keep_the_text_of_plain_decoding(tiny: TinyModel
     with tiny.load_speculating(runtime="native", draft_runtime="native") as engine:
         drafters = (Bushy(), *engine.drafters)
         own = Speculation(drafters=drafters, policy=FullTrees(6, "model"), depth_cap=6)
-        with engine.session() as session, engine.session(speculation=own) as wide:
+        with engine.session() as session, engine.session(_speculation=own) as wide:
             for prompt, sampling in itertools.product(PROMPTS, (None, SAMPLINGS[1], SAMPLINGS[-1])):
                 plain = answer(session.generate(prompt, max_tokens=40, depth=0, sampling=sampling))
                 events = list(wide.generate(prompt, max_tokens=40, sampling=sampling))

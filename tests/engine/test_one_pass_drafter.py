@@ -149,7 +149,7 @@ def test_an_unmeasured_one_pass_drafter_is_not_priced_and_the_plan_says_so(
 def test_calibration_times_the_forward_of_a_one_pass_drafter(tiny: TinyModels, one_pass: Path, home: Home) -> None:
     with tiny.load(draft=str(one_pass), lookup=False, calibrate=True, store_home=home, context=256) as engine:
         assert not engine.unmeasured
-        times = engine.measurements.drafter_times()
+        times = engine.pair.measurements.drafter_times()
         assert times is not None
         assert times.widths == tuple(range(1, 13))
         cost = engine.pair.costs().drafts["model"]

@@ -66,7 +66,7 @@ def load(tiny: TinyModels, home: Home) -> Load:
 
 def setting(engine: Engine) -> tuple[Any, ...]:
     """The settings that decide the target's bits."""
-    facts = engine.target_model.facts
+    facts = engine.pair.target.facts
     return facts.runtime, facts.device, facts.threads, facts.kv_type, dict(facts.settings)
 
 
@@ -90,14 +90,14 @@ def calibrated(load: Load, draw: random.Random, llama_s: float, *, widths: bool 
     """
     with load(**way) as engine:
         invent_measurements(engine)
-        store = engine.measurements.store
+        store = engine.pair.measurements.store
         noisy = [seconds * draw.uniform(1 - NOISE, 1 + NOISE) for seconds in (FORWARD_S, llama_s)]
         runtimes = ("native", "llama")
         for runtime, seconds in zip(runtimes, noisy, strict=True):
             store.save(TIMES, invented_times(seconds), place(engine, runtime).facts)
             if widths:
                 store.save(WIDTHS, EVERY_WIDTH, place(engine, runtime).facts)
-        engine.measurements.settle_place(engine.pair.pool.places)
+        engine.pair.measurements.settle_place(engine.pair.pool.places)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_only_an_undisturbed_calibration_that_compared_places_counts(load: Load, quick: pytest.MonkeyPatch) -> None:
     fix_plain_ratio(quick, 0.01)
     with load(draft="none", lookup=True) as engine:
-        store, facts = engine.measurements.store, engine.target_model.facts
+        store, facts = engine.pair.measurements.store, engine.pair.target.facts
         engine.calibrate()
         assert store.settled(PLACE, facts).count == 1
         engine.calibrate()
@@ -210,7 +210,7 @@ def test_only_an_undisturbed_calibration_that_compared_places_counts(load: Load,
         assert store.settled(PLACE, facts).count == 1, "another program may have slowed one place"
         quick.undo()
     with load(draft="none", runtime="native") as engine:
-        assert engine.measurements.store.settled(PLACE, facts).count == 1
+        assert engine.pair.measurements.store.settled(PLACE, facts).count == 1
 
 
 @pytest.mark.slow
@@ -221,21 +221,21 @@ def test_fewer_threads_need_one_calibration_in_our_kernels_and_two_in_llama_cpp(
     on_cores(quick, 2)
     fix_plain_ratio(quick, 0.5)
     with load(draft="none", threads="auto", runtime=runtime, calibrate=False) as engine:
-        assert engine.target_model.settings.threads == 2
+        assert engine.pair.target.settings.threads == 2
     for count in range(1, 3):
         with load(draft="none", threads="auto", runtime=runtime) as engine:
             engine.calibrate(afresh=True, alternatives=True)
-            assert engine.target_model.settings.threads == (1 if count >= needed else 2)
+            assert engine.pair.target.settings.threads == (1 if count >= needed else 2)
         with load(draft="none", depth=0, threads="auto", runtime=runtime) as engine:
-            assert engine.target_model.settings.threads == (1 if count >= needed else 2)
+            assert engine.pair.target.settings.threads == (1 if count >= needed else 2)
     with load(draft="none", threads=2, runtime=runtime) as engine:
-        assert engine.target_model.settings.threads == 2, "the caller set the threads"
+        assert engine.pair.target.settings.threads == 2, "the caller set the threads"
     fix_plain_ratio(quick, 1.5)  # another program caused the first result
     for count in range(1, 3):
         with load(threads="auto", runtime=runtime) as engine:
             engine.calibrate(afresh=True, alternatives=True)
         with load(threads="auto", runtime=runtime) as engine:
-            assert engine.target_model.settings.threads == (2 if count >= needed else 1)
+            assert engine.pair.target.settings.threads == (2 if count >= needed else 1)
 
 
 def test_places_are_compared_by_usual_drafting_if_widths_are_known(load: Load) -> None:
@@ -244,8 +244,8 @@ def test_places_are_compared_by_usual_drafting_if_widths_are_known(load: Load) -
         for _ in range(2):
             with load() as engine:
                 invent_measurements(engine)
-                engine.measurements.store.save(PLAIN, FORWARD_S / lead, place(engine, "llama").facts)
-                engine.measurements.settle_place(engine.pair.pool.places)
+                engine.pair.measurements.store.save(PLAIN, FORWARD_S / lead, place(engine, "llama").facts)
+                engine.pair.measurements.settle_place(engine.pair.pool.places)
         with load(draft="none", lookup=False) as engine:
             assert setting(engine)[0] == runtime
 
@@ -256,7 +256,7 @@ def test_settled_places_are_kept_separately_for_each_model(load: Load, tiny: Tin
     with load() as engine:
         assert setting(engine)[0] == "llama"
     with load(target=tiny.ending) as engine:
-        model: LoadedModel = engine.target_model
+        model: LoadedModel = engine.pair.target
         assert model.facts.runtime == "native"
 
 

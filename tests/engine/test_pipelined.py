@@ -35,7 +35,7 @@ def speculation(engine: Engine) -> Speculation:
 
 @pytest.fixture
 def pipelined(engine: Engine) -> Iterator[Session]:
-    with engine.session(speculation=speculation(engine)) as session:
+    with engine.session(_speculation=speculation(engine)) as session:
         yield session
 
 
@@ -87,7 +87,7 @@ def test_after_leaving_or_cancelling_a_pipelined_answer_the_text_is_plain_decodi
 
 def test_closing_a_pipelined_session_ends_its_drafting_thread(engine: Engine) -> None:
     before = started_threads()
-    session = engine.session(speculation=speculation(engine))
+    session = engine.session(_speculation=speculation(engine))
     for event in session.generate("hello", max_tokens=64):
         if isinstance(event, Text):
             session.close()
@@ -105,7 +105,7 @@ def test_pipelined_sessions_that_are_dropped_without_close_leave_no_thread(engin
     gc.collect()
     before = started_threads()
     for left_early in (False, True) * 3:
-        generation = engine.session(speculation=speculation(engine)).generate("hello", max_tokens=40)
+        generation = engine.session(_speculation=speculation(engine)).generate("hello", max_tokens=40)
         next(generation)
         if not left_early:
             answer(generation)

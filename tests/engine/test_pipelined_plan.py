@@ -26,16 +26,16 @@ TARGET_S, DRAFT_S = 0.01, 0.004
 
 
 def control(engine: Engine) -> DepthControl:
-    assert isinstance(engine.policy, DepthControl)
-    return engine.policy
+    assert isinstance(engine.pair.policy, DepthControl)
+    return engine.pair.policy
 
 
 def plan_with(engine: Engine, contention: Contention) -> None:
     """Plan as after two answers that gained by running in parallel."""
-    engine.measurements.answered = Answered(mode=Settled(chosen="pipelined"))
-    drafter = engine.measurements.drafter
+    engine.pair.measurements.answered = Answered(mode=Settled(chosen="pipelined"))
+    drafter = engine.pair.measurements.drafter
     assert drafter is not None
-    engine.measurements.store.save(CONTENTION, contention, engine.measurements.target, drafter)
+    engine.pair.measurements.store.save(CONTENTION, contention, engine.pair.measurements.target, drafter)
     invent_measurements(engine, TARGET_S, DRAFT_S)
 
 
@@ -56,7 +56,7 @@ def test_without_contention_the_plan_is_pipelined_and_keeps_the_text(apart: Engi
     overlapped, cap = 0, apart.plan.depth_cap
     # Draft in every round: the gain of tiny models is not tested here.
     always = replace(apart.pair.speculation(), policy=FixedDepth(cap + 1))
-    with apart.session(speculation=always) as session:
+    with apart.session(_speculation=always) as session:
         for prompt in PROMPTS:
             for sampling in (None, SAMPLED):
                 session.clear()
@@ -87,7 +87,7 @@ def test_with_contention_the_plan_is_serial_and_names_the_reason(apart: Engine) 
 
 def test_acceptance_learned_in_one_mode_is_used_in_the_other(apart: Engine) -> None:
     assert control(apart).pipelined is not None
-    own = apart.policy.answer(prompt_tokens=1)
+    own = apart.pair.policy.answer(prompt_tokens=1)
     for _ in range(50):
         own.learn("model", (), [True, True, True])
     taught = control(apart).priors()["model"]

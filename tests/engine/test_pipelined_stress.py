@@ -70,7 +70,7 @@ def cap_of(engine: Engine) -> int:
 def open_session(engine: Engine, drafter: SleepingDrafter, budget: Callable[[], Any]) -> Session:
     cap = cap_of(engine)
     return engine.session(
-        speculation=Speculation(drafters=(drafter,), policy=FixedDepth(cap + 1), depth_cap=cap, budget=budget)
+        _speculation=Speculation(drafters=(drafter,), policy=FixedDepth(cap + 1), depth_cap=cap, budget=budget)
     )
 
 

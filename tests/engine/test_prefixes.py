@@ -152,12 +152,12 @@ def test_the_third_conversation_reads_the_beginning_of_two_from_the_disk(
         assert LEAST_TOKENS <= shared < done.stats.prompt_tokens < shared + 2 * BLOCK_TOKENS
         assert asked(engine, "another one of the people", owner="else").stats.cached_tokens == 0
     [prefix] = stored_prefixes(kept)
-    assert (prefix.length, model_of(prefix)) == (shared, (engine.target_model.facts.name, _identity(engine)))
-    assert prefix.bytes == prefix.path.stat().st_size > shared * engine.target_model.facts.kv_bytes_per_token
+    assert (prefix.length, model_of(prefix)) == (shared, (engine.pair.target.facts.name, _identity(engine)))
+    assert prefix.bytes == prefix.path.stat().st_size > shared * engine.pair.target.facts.kv_bytes_per_token
 
 
 def _identity(engine: Engine) -> str | None:
-    return engine.target_model.facts.sha256
+    return engine.pair.target.facts.sha256
 
 
 def test_what_is_read_is_each_bit_of_the_cache_that_was_written(
@@ -321,7 +321,7 @@ def test_a_prefix_under_another_name_or_of_another_home_is_not_used(
 def test_another_build_owner_or_model_finds_nothing(kept: Home, long: Path) -> None:
     with loaded(long, kept) as engine, engine.session(system=SYSTEM) as session:
         answer(session.generate("three people", max_tokens=1))
-        tokens, facts, target = session._conversation.history, engine.target_model.facts, session._savable
+        tokens, facts, target = session._conversation.history, engine.pair.target.facts, session._savable
         assert target is not None
         target.rewind(0)
         for changed in ({"build": "another"}, {"kv_type": "q8_0"}, {"sha256": "other"}, {"sha256": None}):

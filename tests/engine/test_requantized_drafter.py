@@ -129,7 +129,7 @@ def test_an_engine_drafts_with_a_requantised_drafter_and_keeps_the_text(
         ) as engine:
             coarse = weights == "auto"
             assert engine.pair.pool.drafter_model().facts.settings.get("weights") == ("Q4_0" if coarse else None)
-            assert "weights" not in engine.target_model.facts.settings
+            assert "weights" not in engine.pair.target.facts.settings
             assert ("kept in four bits" in " ".join(engine.plan.reasons)) is coarse
             drafted, plain = (
                 answer(engine.session().generate("one two three", max_tokens=60, depth=depth, sampling=sampling))

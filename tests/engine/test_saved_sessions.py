@@ -202,7 +202,7 @@ def test_a_saved_file_is_private_and_its_size_is_returned(engine: Engine, tmp_pa
         size = session.save(path)
         assert size == path.stat().st_size
         length = len(session._conversation.history) - 1
-        assert size > length * engine.target_model.facts.kv_bytes_per_token
+        assert size > length * engine.pair.target.facts.kv_bytes_per_token
     if os.name == "posix":
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -749,7 +749,7 @@ def test_a_branch_continues_the_conversation_separately_with_a_copy_of_the_cache
 def test_a_branch_in_a_runtime_without_forks_reads_the_conversation_again(tiny: TinyModels) -> None:
     pytest.importorskip("llama_cpp")
     with tiny.load(runtime="llama", draft="none") as other, other.session() as session:
-        assert not other.target_model.facts.can_fork
+        assert not other.pair.target.facts.can_fork
         answer(session.generate("hello", max_tokens=10))
         with session.branch() as branch:
             in_branch = answer(branch.generate("one", max_tokens=10))

@@ -146,6 +146,14 @@ def test_an_old_shape_works_and_says_what_to_use(old: Callable[[], Any], value: 
     assert warned[0].filename == __file__, "the warning names the line that uses it"
 
 
+def test_a_name_of_the_engine_that_went_says_where_it_is(engine: Engine) -> None:
+    with pytest.warns(DeprecationWarning, match=r"Engine\.target_model goes .*use Engine\.pair\.target") as warned:
+        assert getattr(engine, "target_model") is engine.pair.target  # noqa: B009  type checkers report the name
+    assert warned[0].filename == __file__
+    with pytest.raises(AttributeError, match="'Engine' object has no attribute 'targt'"):
+        getattr(engine, "targt")  # noqa: B009
+
+
 def test_answers_warn_about_nothing(session: Session, recwarn: pytest.WarningsRecorder) -> None:
     answer(session.generate("hello", max_tokens=5, logprobs=1))
     assert not recwarn.list

@@ -261,13 +261,13 @@ def test_an_answer_is_guessed_from_the_history_and_stays_the_same(
     with load(tiny, home, history=True) as engine:
         again = answer(engine, sampling=sampling, depth=4)
         priced = answer(engine, sampling=sampling)
-        assert not any(name.startswith(HISTORY) for name in engine.measurements.priors)
+        assert not any(name.startswith(HISTORY) for name in engine.pair.measurements.priors)
     assert again.token_ids == first.token_ids == plain.token_ids == priced.token_ids
     assert again.stats.rounds_by_source.get(HISTORY, 0) > 0
     assert again.stats.rounds < first.stats.rounds
     assert priced.speculation_off is None
     with load(tiny, home, history=True) as engine:
-        known = engine.measurements.priors
+        known = engine.pair.measurements.priors
         assert any(name.startswith(HISTORY) for name in known), "its odds are remembered as those of other sources"
 
 

@@ -90,7 +90,7 @@ def test_a_trimmed_drafter_is_identified_by_its_folder_and_manifest(
 ) -> None:
     facts = engine.pair.pool.drafter_model().facts
     assert facts.name == "small-drafter"
-    assert facts == engine.measurements.drafter  # stored measurements are found again
+    assert facts == engine.pair.measurements.drafter  # stored measurements are found again
     whole = read_header(tiny.drafter)
     assert facts.vocabulary_size == whole.vocabulary_size
     assert facts.bytes_per_forward < whole.bytes_per_forward
@@ -100,7 +100,7 @@ def test_a_trimmed_drafter_is_identified_by_its_folder_and_manifest(
 def test_a_trimmed_drafter_can_be_calibrated(tiny: TinyModels, folder: Path, home: Home) -> None:
     with tiny.load(draft=str(folder), lookup=False, calibrate=True, store_home=home, context=256) as engine:
         assert not engine.unmeasured
-        times = engine.measurements.drafter_times()
+        times = engine.pair.measurements.drafter_times()
         assert times is not None
         assert times.draft_cost.token_s > 0
 

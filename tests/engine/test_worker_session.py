@@ -103,7 +103,7 @@ def open_session(engine: Engine, mode: str) -> Session:
     budget = FixedBudget(most=cap, ahead=cap + 1, patience=0.05)
     beside = mode == "pipelined"
     return engine.session(
-        speculation=Speculation(
+        _speculation=Speculation(
             drafters=engine.drafters,
             policy=FixedDepth(cap + beside),
             depth_cap=cap,

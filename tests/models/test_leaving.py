@@ -71,7 +71,7 @@ def left_after(
 @pytest.mark.parametrize("close", [False, True])
 def test_an_answer_can_be_left_quickly_while_the_drafter_loads(laying_out: Engine, close: bool) -> None:
     pool = laying_out.pair.pool
-    pool.use_threads(laying_out.target_model.settings.threads)  # so that the drafter is loaded again
+    pool.use_threads(laying_out.pair.target.settings.threads)  # so that the drafter is loaded again
     took_s, done = left_after(laying_out, CODE, lambda _: pool.names != (), close=close)
     assert pool.drafter_model().waits_because is not None, "the load must still be running"
     assert (done.finish_reason, done.stats.proposed) == ("cancelled", 0)

@@ -36,7 +36,7 @@ def text() -> Text:
     """Prompts in a real model's tokens."""
     require_native()
     with Engine.load("smollm2-135m", draft="none", lookup=False, depth=0, download=True) as engine:
-        path = engine.target_model.header.path  # type: ignore[attr-defined]
+        path = engine.pair.target.header.path  # type: ignore[attr-defined]
     words = "\n\n".join(each.prompt for each in builtin_suite("verify"))
     return Text(path, LlamaTokenizer(path).encode(words)[: 20 * TOKENS])
 

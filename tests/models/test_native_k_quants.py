@@ -30,7 +30,7 @@ MODELS = ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b")
 def text(request: pytest.FixtureRequest) -> Text:
     require_native()
     with Engine.load(request.param, draft="none", lookup=False, depth=0, download=True) as engine:
-        path = engine.target_model.header.path
+        path = engine.pair.target.header.path
     words = "\n\n".join(each.prompt for each in builtin_suite("verify"))
     return Text(path, LlamaTokenizer(path).encode(words)[:TOKENS])
 

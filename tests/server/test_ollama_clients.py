@@ -89,7 +89,7 @@ def test_the_client_continues_a_prompt_and_raw_text(client: ollama.Client, engin
 def test_the_client_lists_shows_and_sees_the_loaded_model(client: ollama.Client, engine: Engine) -> None:
     (listed,) = client.list().models
     assert listed.model == "tiny:latest"
-    assert listed.size == engine.target_model.header.tensor_bytes
+    assert listed.size == engine.pair.target.header.tensor_bytes
     assert listed.digest == engine.pair.pool.target.identity
     assert listed.details is not None
     assert (listed.details.family, listed.details.quantization_level) == ("llama", "Q8_0")

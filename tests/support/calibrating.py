@@ -103,5 +103,5 @@ def on_cores(patch: pytest.MonkeyPatch, cores: int) -> None:
 
 def time_other(engine: Engine, factor: float) -> None:
     """Store a measurement of plain decoding in another setting (an F16 cache) that is ``factor`` times as fast."""
-    facts = engine.target_model.facts_with(kv_type="f16")
-    engine.measurements.store.save(PLAIN, FORWARD_S / factor, facts)
+    facts = engine.pair.target.facts_with(kv_type="f16")
+    engine.pair.measurements.store.save(PLAIN, FORWARD_S / factor, facts)

@@ -137,10 +137,10 @@ def invented_times(forward_s: float, widths: tuple[int, ...] = (1, 2, 4, 8, 16, 
 
 def invent_measurements(engine: Engine, forward_s: float = FORWARD_S, draft_s: float = DRAFT_S) -> None:
     """Store invented times and let the engine plan with them; missing width classes are really probed."""
-    knowledge = engine.measurements
+    knowledge = engine.pair.measurements
     store = knowledge.store
     if knowledge.widths() is None and engine.pair.can_rewind:
-        probe = probe_widths(engine.target_model, context_length=engine.plan.context_length)
+        probe = probe_widths(engine.pair.target, context_length=engine.plan.context_length)
         store.save(WIDTHS, probe, knowledge.target)
     store.save(TIMES, invented_times(forward_s), knowledge.target)
     if knowledge.drafter is not None:

@@ -131,7 +131,7 @@ def test_every_placement_is_calibrated_and_ranked(tiny: TinyModels, home: Home) 
     with tiny.load(context=256, store_home=home, device="auto", draft_device="cpu", gpu_layers="auto") as engine:
         own = engine.plan.target.device
         engine.calibrate(alternatives=True)
-        ranking = engine.ranking()
+        ranking = engine.pair.ranking
         assert ranking is not None
         timed = {candidate.target.facts.device for candidate in ranking.candidates}
         assert {own, "cpu", name} == timed

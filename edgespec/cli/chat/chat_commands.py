@@ -285,7 +285,7 @@ class Commands:
             for reason in engine.plan.reasons:
                 note(f"- {reason}")
             return
-        for label, line in plan_lines(engine.plan, engine.ranking(), "/plan why says why"):
+        for label, line in plan_lines(engine.plan, engine.pair.ranking, "/plan why says why"):
             note(f"{label:{_PLAN_COLUMNS}}{line}", hang=_PLAN_COLUMNS)
 
     def _copy(self) -> None:

@@ -64,7 +64,7 @@ class IdleCalibration:
 
 def _worth(engine: Engine) -> str:
     """What guessing gains in the new plan, in a few words."""
-    plan, costs = engine.plan, engine.measurements.costs()
+    plan, costs = engine.plan, engine.pair.measurements.costs()
     if plan.mode == "plain":
         return "decoding without guesses is fastest here"
     predicted, plain_s = plan.predicted_tokens_per_s, costs.plain_s

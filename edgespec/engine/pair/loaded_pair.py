@@ -30,7 +30,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.home import Home
-from edgespec.files.model_file import KeptSettings
+from edgespec.files.model_file import KeptSettings, LocatedModel
 from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, power_source
 from edgespec.interfaces.drafting import Drafter
@@ -313,6 +313,10 @@ class LoadedPair:
             use = replace(use, marks={**use.marks, **self.prompts.thinking_tokens})
             form = call_form(use, names, several=several, otherwise=form, marks=marks)
         return None if form is None else self.forms.compiled(form, owner)
+
+    def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
+        """``ModelPool.load_comparable`` for the plan's context: models to compare, next to the target."""
+        return self.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
 
     def bound(self, form: CompiledForm, thinking: tuple[ThinkingMarks, bool] | None) -> Constraint:
         """The form behind an answer's thinking, and behind the mark of the answer unless it is a call."""
