@@ -102,9 +102,10 @@ def test_fields_of_sampling_are_arguments_of_ask_and_generate(engine: Engine, se
 def test_an_argument_that_is_not_there_is_named_with_the_nearest(
     engine: Engine, session: Session, name: str, hint: str
 ) -> None:
-    for ask in (engine.ask, session.generate):
+    asks: list[Callable[..., object]] = [engine.ask, session.generate]
+    for ask in asks:
         with pytest.raises(InvalidRequestError, match=f"there is no argument '{name}'") as raised:
-            ask("hello", **{name: 1})  # type: ignore[operator]
+            ask("hello", **{name: 1})
         assert (raised.value.hint or "").startswith(hint)
         assert raised.value.param == name
 

@@ -21,7 +21,7 @@ def test_the_plan_of_the_default_pair_uses_measured_costs(pair: Engine) -> None:
     assert pair.pair.depth_cap_allowed == len(plan.numeric_class.widths) - 1
     assert plan.predicted_tokens_per_s is not None
     # The machine decides whether a drafter is faster; each has a reason with a number.
-    ranking = pair.ranking()
+    ranking = pair.pair.ranking
     assert ranking is not None
     judged = [*ranking.candidates, *ranking.rejected]
     own = [each for each in judged if each.target == ranking.best.target and each.mode == "serial"]
@@ -43,7 +43,7 @@ def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
         assert not again.unmeasured
         # Answers of other tests teach the acceptance, so the plans may predict different rates.
         assert again.plan.numeric_class == pair.plan.numeric_class
-        kept, made = again.measurements, pair.measurements
+        kept, made = again.measurements, pair.pair.measurements
         assert kept.target_times() is not None
         assert (kept.target_times(), kept.widths(), kept.store.plain_s(kept.target)) == (
             made.target_times(),
