@@ -43,7 +43,7 @@ def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
         assert not again.unmeasured
         # Answers of other tests teach the acceptance, so the plans may predict different rates.
         assert again.plan.numeric_class == pair.plan.numeric_class
-        kept, made = again.measurements, pair.pair.measurements
+        kept, made = again.pair.measurements, pair.pair.measurements
         assert kept.target_times() is not None
         assert (kept.target_times(), kept.widths(), kept.store.plain_s(kept.target)) == (
             made.target_times(),
