@@ -97,7 +97,8 @@ def test_short_beginnings_are_not_copied_nor_caches_that_cannot_be(
     kept(pool, "a", short + "x" * 500)
     pool.take("a", short + "y" * 500).session.close()
     kept(pool, "a", SYSTEM + "x" * 500)
-    cannot = SimpleNamespace(facts=replace(pool._engine.pair.target.facts, can_fork=False))
+    target = pool._engine.pair.target
+    cannot = SimpleNamespace(facts=replace(target.facts, can_fork=False), open=target.open)
     monkeypatch.setattr(pool._engine.pair, "target", cannot)
     pool.take("a", SYSTEM + "y" * 500).session.close()
     assert not copies
