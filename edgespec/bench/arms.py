@@ -89,7 +89,7 @@ def open_arm(engine: Engine, name: str, depth_cap: int, compared: Mapping[str, M
         session=engine.session(_speculation=speculation),
         script=script,
         drafts_with_model=drafting.depth_cap > 0 and any(drafter.kind == MODEL for drafter in drafting.drafters),
-        forks=(drafting.target or engine.target_model).facts.can_fork,
+        forks=(drafting.target or engine.pair.target).facts.can_fork,
     )
 
 

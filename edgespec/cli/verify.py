@@ -85,7 +85,7 @@ def verify(
 
 def _duration(engine: Engine, answers: int, max_tokens: int) -> str:
     """How long plain decoding would take for the answers, in words; empty if it was not measured."""
-    curves = engine.measurements.costs().curves
+    curves = engine.pair.measurements.costs().curves
     drawn = 1 if engine.profile.exactness == "near" else 2
     return "" if curves is None else f": {about(answers * drawn * max_tokens * curves.at(0).seconds(1))}"
 

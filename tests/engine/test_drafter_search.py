@@ -531,7 +531,7 @@ def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_me
     for name, draft_s in ((sibling, 0.03), (universal, 0.01)):
         with chosen(draft=name) as engine:
             prior = AcceptancePrior(by_position=(0.7,) * POSITIONS, tokens=100.0)
-            known = engine.measurements
+            known = engine.pair.measurements
             invent_measurements(engine, 0.1, draft_s)
             known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     with chosen() as engine:
