@@ -68,6 +68,7 @@ def test_every_other_layer_has_a_window_and_all_have_sinks_and_biases(path: Path
     header = read_header(path)
     layout = read_layout(header)
     assert [layer.window for layer in layout.layers] == [30, 0, 30, 0]
+    assert header.expert_layers == 4, "a bias of experts is not counted"
     assert layout.activation == CLIPPED_SWIGLU
     yarn = Yarn(original_context=64)
     (rope,) = (each.form for each in layout.ropes)

@@ -384,7 +384,7 @@ class GgufHeader:
     @property
     def expert_layers(self) -> int:
         """Layers whose feed-forward is a mixture of experts."""
-        return sum(f"ffn_down{_EXPERTS}" in tensor.name for tensor in self.tensors)
+        return sum(f"ffn_down{_EXPERTS}weight" in tensor.name for tensor in self.tensors)
 
     @property
     def expert_bytes_per_forward(self) -> int:
