@@ -121,8 +121,13 @@ def use(model: NativeModel) -> None:
     last = model.facts.vocabulary_size - 1
     with model.open(CONTEXT, keep_hidden=[-1, 0]) as sequence:
         look(sequence.forward([last, *range(20)], 2))
-        look(sequence.forward_tree([last] * 19, [-1, 0, 1, 0, *range(3, 18)]))
-        sequence.keep([0, 3])
+        if model.facts.can_branch:
+            look(sequence.forward_tree([last] * 19, [-1, 0, 1, 0, *range(3, 18)]))
+            sequence.keep([0, 3])
+        else:  # a state: what the kernels can take back, and what is read again
+            look(sequence.forward([last] * 17, 17))
+            sequence.rewind(25)
+            sequence.rewind(3)
         sequence.hidden(0) if sequence._scored else None
         look(sequence.forward([0], 1))
         with sequence.fork() as fork:
