@@ -216,7 +216,7 @@ def everything(
 
 def test_the_schema_is_the_functions_signature() -> None:
     shown = tools_of([everything])["everything"].shown["function"]
-    place = {"name": {"type": "string"}}
+    place: dict[str, object] = {"name": {"type": "string"}}
     place["near"] = {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
     record = {"type": "object", "properties": place, "required": ["name"], "additionalProperties": False}
     assert shown["description"] == "All types.\n\nA second paragraph."

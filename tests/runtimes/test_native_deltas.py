@@ -352,7 +352,7 @@ def test_a_drafting_layer_is_left_out_with_a_notice_and_drafts_keep_the_text(
     )
     with tiny.load_speculating(path, runtime="native", draft_runtime="native", threads=2) as engine:
         left_out = sum(each.byte_count for each in header.tensors if each.name.startswith("blk.2."))
-        facts = engine.target_model.facts
+        facts = engine.pair.target.facts
         assert (facts.can_rewind, facts.weight_bytes) == (True, header.tensor_bytes - left_out)
         found = []
         for depth in (0, 8):
