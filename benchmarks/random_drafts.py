@@ -31,6 +31,7 @@ from edgespec.planning.depth.base import FixedDepth
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.loading import located
+from tests.support.native_models import SHARING
 from tests.support.scripted_drafters import Scripted
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -39,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3moe": {"architecture": "qwen3moe", "experts": (40, 5), "quant": "Q4_0"},
     "gpt-oss": {"architecture": "gpt-oss", "window": 50, "experts": (32, 4), "quant": "MXFP4"},
     "qwen35": {"architecture": "qwen35", "layers": 4, "interval": 4, "quant": "Q8_0"},
+    "gemma4": {**SHARING, "quant": "Q8_0"},
     "gemma3": {"architecture": "gemma3", "window": 50, "layers": 7, "kv_heads": 1, "quant": "Q8_0"},
 }
 # Each text ends beyond two blocks of attention.

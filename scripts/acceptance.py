@@ -343,7 +343,8 @@ STEPS: tuple[Step, ...] = (
         "random-drafts",
         "100 000 tokens with random drafts, in caches saved, branched and rewound, are plain decoding's.",
         tuple(
-            ("benchmarks/random_drafts.py", "--model", model) for model in ("qwen3moe", "gemma3", "gpt-oss", "qwen35")
+            ("benchmarks/random_drafts.py", "--model", model)
+            for model in ("qwen3moe", "gemma3", "gpt-oss", "qwen35", "gemma4")
         ),
         limits(("different_texts", "==", 0), ("compared", ">=", 100_000)),
     ),

@@ -62,6 +62,14 @@ class Facts:
             raise self.wrong(f"its {key} is {value!r:.40}: a whole number of at least {least} is needed")
         return value
 
+    def integers(self, key: str, default: int | None = None, *, least: int = 0) -> tuple[int, ...]:
+        """A whole number for each layer, which may be stated once. Raises ModelFileError."""
+        count, value = self.integer("block_count"), self._stated(key, default)
+        if isinstance(value, tuple) and len(value) == count:
+            each = (Facts(self.path, self._architecture, {f"{self._architecture}.{key}": one}, {}) for one in value)
+            return tuple(one.integer(key, least=least) for one in each)
+        return (self.integer(key, default, least=least),) * count
+
     def number(self, key: str, default: float | None = None, *, within: tuple[float, float] | None = None) -> float:
         """A positive number, between those of ``within`` if given. Without a default it is needed. Raises
         ModelFileError.

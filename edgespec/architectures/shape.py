@@ -17,14 +17,16 @@ from edgespec.architectures.facts import Facts as Facts, UnsupportedError as Uns
 
 EMBEDDING, HEAD, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
+INPUT_ROWS, INPUT_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
+INPUT_NORM = "per_layer_proj_norm.weight"
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 
 DEFAULT_ROPE_BASE = 10_000.0  # llama.cpp's, for a file that states none
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0  # llama.cpp's
 
 Length: TypeAlias = Literal[
-    "width", "queries", "asked", "keys", "heads", "head", "inner", "experts", "mixed", "scanned", "delta_heads",
-    "delta_length", "delta_kernel", "shared",
+    "width", "queries", "asked", "keys", "heads", "head", "inner", "both", "experts", "dense", "inputs", "one",
+    "mixed", "scanned", "delta_heads", "delta_length", "delta_kernel", "shared",
 ]  # fmt: skip
 """A length by its name in ``Sizes``."""
 
@@ -33,7 +35,8 @@ Length: TypeAlias = Literal[
 class Sizes:
     """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's or an expert's, ``head`` that of
     one head, all in elements; ``context`` is in tokens; ``experts`` are those of a layer, 0 for none, and ``shared``
-    is the length of one that every row uses. ``asked`` are queries with as many gates."""
+    is the length of one that every row uses. ``asked`` are queries with as many gates. ``dense`` is the length of a
+    feed-forward next to experts, ``inputs`` that of a layer's part of a token's inputs."""
 
     layers: int
     context: int
@@ -45,6 +48,14 @@ class Sizes:
     experts: int = 0
     shared: int = 0
     deltas: Deltas | None = None
+    dense: int = 0
+    inputs: int = 0
+    one = 1
+
+    @property
+    def both(self) -> int:
+        """Rows of an expert's gate and input in one matrix."""
+        return 2 * self.inner
 
     @property
     def queries(self) -> int:
@@ -157,7 +168,8 @@ class Rope:
     """Rotary position embedding (Su et al., 2021): angles are position / base**(2i / length) / divisors[i].
 
     Divisors are ``scale``, mixed with 1 by ``yarn``, times those in the tensor ``factors``; ``long_factors`` replaces
-    it in contexts longer than the model's original one. Cosines and sines are multiplied by ``magnitude``.
+    it in contexts longer than the model's original one. Cosines and sines are multiplied by ``magnitude``. Of a head
+    the leading ``length`` elements are rotated, by default as many as the shape says.
     """
 
     base: float
@@ -166,6 +178,7 @@ class Rope:
     long_factors: str | None = None
     yarn: Yarn | None = None
     magnitude: float = 1.0
+    length: int | None = None
 
     def divisors(self, length: int) -> tuple[float, ...]:
         """What scaling divides the frequency of each pair of a head's leading ``length`` elements by."""
@@ -375,6 +388,20 @@ class SavedForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Variations:
+    """Layers that differ. ``sizes`` are those of each, ``largest`` the model's. ``forms`` are the tensors of each, in
+    place of the architecture's ``layer``. ``caches``: the number of the layer whose keys and values it reads.
+    ``tensors`` are more of the whole model, by name with their shapes.
+    """
+
+    largest: Sizes
+    sizes: tuple[Sizes, ...]
+    forms: tuple[tuple[TensorForm, ...], ...]
+    caches: tuple[int, ...]
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """How a family of models is computed, by llama.cpp's name.
 
@@ -384,10 +411,11 @@ class Architecture:
     file may hold. ``gelu``: the gate is GELU (tanh form) instead of SiLU. ``clips``: gate and input are clipped as in
     gpt-oss. ``windows`` returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers
     that see all, then that of the others if it differs, ``turns`` the layers that rotate at all, ``experts`` the
-    mixture that each layer is. ``deltas`` says which of that many layers are gated delta layers, with the tensors
-    ``delta_layer``. ``gates_heads``: each head's query is followed by a gate of the head's output. ``caps``: its
-    scores are capped, and ``scales`` says how. ``scales_tokens_only``: llama.cpp scales no embedding that it is given
-    as a vector. ``completed``: what a file of another converter needs.
+    mixture that each layer is, ``varied`` how the layers differ. ``deltas`` says which of that many layers are gated
+    delta layers, with the tensors ``delta_layer``. ``gates_heads``: each head's query is followed by a gate of the
+    head's output. ``norms_values``: the values of each head have a norm without weights. ``caps``: its scores are
+    capped, and ``scales`` says how. ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a
+    vector. ``completed``: what a file of another converter needs.
     """
 
     name: str
@@ -403,10 +431,12 @@ class Architecture:
     ropes: Callable[[Facts], tuple[Rope, ...]] = one_rope
     turns: Callable[[Facts, Sizes], tuple[bool, ...]] = all_turn
     scales: Callable[[Facts, Sizes], Scales] = no_scales
-    experts: Callable[[Facts], Experts] | None = None
+    experts: Callable[[Facts], Experts | None] | None = None
+    varied: Callable[[Facts], Variations] | None = None
     deltas: Callable[[Facts, int], Deltas] | None = None
     delta_layer: tuple[TensorForm, ...] = ()
     gates_heads: bool = False
+    norms_values: bool = False
     caps: bool = False
     scales_tokens_only: bool = False
     completed: Completion | None = None
@@ -443,12 +473,14 @@ class Layer:
     """The parts of a layer by role, as llama.cpp names them where each is a tensor.
 
     ``window``: the positions that a row sees, its own counted, 0 for all. ``rope`` is an index into the ropes. Where
-    nothing ``turns`` it has no meaning.
+    nothing ``turns`` it has no meaning. ``cache``: the number of the layer whose keys and values it reads.
     """
 
     parts: Mapping[str, Part]
+    sizes: Sizes
     window: int
     rope: int
+    cache: int
     turns: bool = True
 
 
@@ -456,7 +488,7 @@ class Layer:
 class Shape:
     """Everything about a model except its weights. ``rows``: of the embedding and of the head. The embedding is also
     the head if ``tied``. ``rope_length``: the leading elements of a head that are rotated. Contexts of more than
-    ``original_context`` tokens use the long factors.
+    ``original_context`` tokens use the long factors. ``more`` are tensors that belong to no layer.
     """
 
     architecture: Architecture
@@ -470,6 +502,7 @@ class Shape:
     norm_epsilon: float
     scales: Scales
     experts: Experts | None = None
+    more: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def score_scale(self) -> float:
@@ -508,7 +541,7 @@ class Shape:
                 found[part.tensor] = part.shape
                 if part.bias is not None:
                     found[part.bias] = part.shape[1:]
-        found[OUTPUT_NORM] = (sizes.width,)
+        found |= {OUTPUT_NORM: (sizes.width,), **self.more}
         if not self.tied:
             found[HEAD] = (sizes.width, self.rows)
         return found
@@ -521,7 +554,8 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     itself.
     """
     _refuse_variants(architecture, facts)
-    sizes = read_sizes(facts)
+    varied = None if architecture.varied is None else architecture.varied(facts)
+    sizes = read_sizes(facts) if varied is None else varied.largest
     if architecture.deltas is not None:
         sizes = replace(sizes, deltas=architecture.deltas(facts, sizes.layers))
     experts = None if architecture.experts is None else architecture.experts(facts)
@@ -536,13 +570,14 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
         sizes=sizes,
         rows=rows,
         tied=HEAD not in facts.tensors,
-        layers=_layers(architecture, sizes, facts, len(ropes)),
+        layers=_layers(architecture, sizes, facts, len(ropes), varied or _alike(architecture, sizes)),
         ropes=ropes,
         rope_length=rope_length,
         original_context=facts.integer("rope.scaling.original_context_length", sizes.context),
         norm_epsilon=facts.number("attention.layer_norm_rms_epsilon"),
         scales=architecture.scales(facts, sizes),
         experts=experts,
+        more={} if varied is None else varied.tensors,
     )
     if (key := facts.never_asked(_CHANGES)) is not None:
         raise UnsupportedError(f"it has {key}")
@@ -593,29 +628,58 @@ def _refuse_variants(architecture: Architecture, facts: Facts) -> None:
         raise UnsupportedError("its attention is not causal")
 
 
-def _layers(architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int) -> tuple[Layer, ...]:
+def _alike(architecture: Architecture, sizes: Sizes) -> Variations:
+    every = range(sizes.layers)
+    forms = tuple(_forms(architecture, sizes, number) for number in every)
+    return Variations(largest=sizes, sizes=(sizes,) * sizes.layers, forms=forms, caches=tuple(every))
+
+
+def _forms(architecture: Architecture, sizes: Sizes, number: int) -> tuple[TensorForm, ...]:
+    is_delta = sizes.deltas is not None and sizes.deltas.layers[number]
+    return architecture.delta_layer if is_delta else architecture.layer
+
+
+def _layers(
+    architecture: Architecture, sizes: Sizes, facts: Facts, ropes: int, varied: Variations
+) -> tuple[Layer, ...]:
+    found = zip(architecture.windows(facts, sizes), architecture.turns(facts, sizes), strict=True)
     return tuple(
         Layer(
             parts=MappingProxyType(
-                dict(layer_parts(architecture, sizes, facts.tensors, number, all_biases=architecture.requires_biases))
+                dict(
+                    layer_parts(
+                        architecture,
+                        varied.sizes[number],
+                        facts.tensors,
+                        number,
+                        forms=varied.forms[number],
+                        all_biases=architecture.requires_biases,
+                    )
+                )
             ),
+            sizes=varied.sizes[number],
             window=window,
             rope=1 if window and ropes > 1 else 0,
+            cache=varied.caches[number],
             turns=turns,
         )
-        for number, (window, turns) in enumerate(
-            zip(architecture.windows(facts, sizes), architecture.turns(facts, sizes), strict=True)
-        )
+        for number, (window, turns) in enumerate(found)
     )
 
 
 def layer_parts(
-    architecture: Architecture, sizes: Sizes, tensors: Collection[str], number: int, *, all_biases: bool = False
+    architecture: Architecture,
+    sizes: Sizes,
+    tensors: Collection[str],
+    number: int,
+    *,
+    forms: tuple[TensorForm, ...] | None = None,
+    all_biases: bool = False,
 ) -> Iterator[tuple[str, Part]]:
-    """The parts of a layer by role. Biases are those among ``tensors``, or all that the architecture may have."""
-    block, deltas = f"blk.{number}", sizes.deltas
-    is_delta = deltas is not None and deltas.layers[number]
-    for form in architecture.delta_layer if is_delta else architecture.layer:
+    """The parts of a layer by role, those of ``forms`` if its layers differ. Biases are those among ``tensors``, or
+    all that the architecture may have."""
+    block = f"blk.{number}"
+    for form in _forms(architecture, sizes, number) if forms is None else forms:
         bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
         copies = sizes.experts if form.each_expert else 1
         first, height = 0, copies * sum(sizes[length] for length in form.parts.values())

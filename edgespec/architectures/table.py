@@ -10,6 +10,7 @@ from edgespec.architectures import (
     exaone4,
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     gpt_oss,
     granite,
@@ -30,7 +31,7 @@ from edgespec.architectures.shape import Architecture, UnsupportedError
 _MODULES = (
     *(llama, qwen2, qwen3, gemma3, phi3, granite),
     *(smollm3, mistral3, gemma2, olmo2, glm4, exaone4, seed_oss, ernie4_5, qwen3moe, gpt_oss),
-    *(qwen35, qwen35moe),
+    *(qwen35, qwen35moe, gemma4),
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
@@ -61,6 +62,6 @@ def find(name: str) -> Architecture:
 def scales_tokens_only(name: str) -> bool:
     """Whether llama.cpp scales embeddings by the root of their length only if it looked them up by token.
 
-    Its gemma4 does too. gemma and gemma2 are not listed: their graphs scale every input.
+    gemma and gemma2 do not: their graphs scale every input.
     """
-    return name == "gemma4" or (name in ARCHITECTURES and ARCHITECTURES[name].scales_tokens_only)
+    return name in ARCHITECTURES and ARCHITECTURES[name].scales_tokens_only

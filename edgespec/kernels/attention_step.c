@@ -1,10 +1,12 @@
 /* Attention, head by head: the work of each thread between the projections and the next product. */
+#include <string.h>
+
 #include "forward_step.h"
 
 /* Rotary embedding (Su et al. 2021) of one head, in place. */
-static void rotate(const struct es_model *model, const float *rotation, float *head)
+static void rotate(const struct es_model *model, size_t length, const float *rotation, float *head)
 {
-    size_t pairs = (size_t)model->rope_length / 2;
+    size_t pairs = length / 2;
     size_t step = model->rope == ES_ROPE_HALVES ? 1 : 2, apart = model->rope == ES_ROPE_HALVES ? pairs : 1;
     for (size_t i = 0; i < pairs; i++) {
         float *a = head + i * step, *b = a + apart, x = *a, y = *b, c = rotation[2 * i], s = rotation[2 * i + 1];
@@ -18,7 +20,7 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, cons
                      const float *value)
 {
     const struct es_sequence *sequence = row->sequence;
-    size_t head_length = (size_t)step->model->head_length, position = row->position, apart = 1;
+    size_t head_length = (size_t)step->model->layer[layer].head_length, position = row->position, apart = 1;
     uint16_t *keys, *values;
     if (row->tree) {
         keys = tree_key_of(sequence, layer, kv_head, row->node);
@@ -33,22 +35,22 @@ static void remember(const struct step *step, size_t layer, size_t kv_head, cons
 }
 
 /* A head's query, which its gate follows where it has one. */
-static float *query_at(const struct step *step, size_t row, size_t head)
+static float *query_at(const struct step *step, const struct es_layer *layer, size_t row, size_t head)
 {
     const struct es_model *model = step->model;
-    size_t apart = (size_t)model->head_length * (model->gates_heads ? 2 : 1);
+    size_t apart = (size_t)layer->head_length * (model->gates_heads ? 2 : 1);
     return step->batch->projected + row * projected_length(model) + head * apart;
 }
 
 void normalise_joined_heads(const struct step *step, const struct es_layer *layer)
 {
     const struct es_model *model = step->model;
-    size_t queries = asked_length(model), keys = (size_t)(model->kv_heads * model->head_length);
+    size_t queries = layer_queries(model, layer), keys = layer_keys(layer);
     float epsilon = (float)model->norm_epsilon;
     for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
-            float *query = step->batch->projected + r * projected_length(model), *key = query + queries;
-            step->level->normalise(query, layer->query_norm, epsilon, query_length(model), query);
+            float *query = step->batch->projected + r * projected_length(model), *key = query + layer_asked(model, layer);
+            step->level->normalise(query, layer->query_norm, epsilon, queries, query);
             step->level->normalise(key, layer->key_norm, epsilon, keys, key);
         }
 }
@@ -66,24 +68,31 @@ static void place_head(const struct step *step, size_t number, size_t head, size
 {
     const struct es_model *model = step->model;
     const struct es_layer *layer = &model->layer[number];
-    size_t head_length = (size_t)model->head_length, heads = (size_t)model->heads, kv_heads = (size_t)model->kv_heads;
-    float *at = head < heads ? query_at(step, r, head)
-                             : step->batch->projected + r * projected_length(model) + asked_length(model) +
+    size_t head_length = (size_t)layer->head_length, heads = (size_t)model->heads;
+    float *at = head < heads ? query_at(step, layer, r, head)
+                             : step->batch->projected + r * projected_length(model) + layer_asked(model, layer) +
                                    (head - heads) * head_length;
+    float *value = at + layer_keys(layer); /* if it is a key */
     const float *norm = head < heads ? layer->query_norm : layer->key_norm;
+    if (head >= heads && !layer->value.tiles)
+        memcpy(value, at, head_length * sizeof *value);
+    if (head >= heads && layer->value_norm)
+        step->level->normalise(value, layer->value_norm, (float)model->norm_epsilon, head_length, value);
     if (norm && !layer->joins_heads)
         step->level->normalise(at, norm, (float)model->norm_epsilon, head_length, at);
     if (layer->rope_table >= 0)
-        rotate(model, rotation_of(step, (size_t)layer->rope_table, r), at);
+        rotate(model, (size_t)layer->rope_length, rotation_of(step, (size_t)layer->rope_table, r), at);
     if (head < heads)
         scale_row(query_factor(model, step->rows->row[r].position), head_length, at);
     else
-        remember(step, number, head - heads, &step->rows->row[r], at, at + kv_heads * head_length);
+        remember(step, number, head - heads, &step->rows->row[r], at, value);
 }
 
 void place_heads(const struct step *step, size_t number)
 {
-    size_t rows = step->rows->count, heads = (size_t)(step->model->heads + step->model->kv_heads);
+    size_t rows = step->rows->count, heads = (size_t)step->model->heads;
+    if (has_keys(step->model, number))
+        heads += (size_t)step->model->layer[number].kv_heads;
     const struct pool_work work = {.count = heads * rows, .least = 4, .worth = WORTH_HEADS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++)
@@ -132,20 +141,26 @@ static size_t part_at(const struct step *step, const struct blocks *blocks, size
 }
 
 /* Where a head's output goes, as floats and quantised. */
-static float *mixed_at(const struct step *step, size_t row, size_t head)
+static float *mixed_at(const struct step *step, size_t layer, size_t row, size_t head)
 {
-    const struct activations *mixed = &step->batch->mixed;
-    return mixed->floats + row * mixed->columns + head * (size_t)step->model->head_length;
+    const struct activations mixed = mixed_of(step, &step->model->layer[layer]);
+    return mixed.floats + row * mixed.columns + head * (size_t)step->model->layer[layer].head_length;
 }
 
-static void quantise_mixed(const struct step *step, size_t row, size_t head, size_t count)
+static void quantise_mixed(const struct step *step, size_t layer, size_t row, size_t head, size_t count)
 {
-    const struct activations *mixed = &step->batch->mixed;
-    size_t head_length = (size_t)step->model->head_length;
-    struct activation_block *to = mixed->blocks + row * (mixed->columns / BLOCK) + head * head_length / BLOCK;
+    const struct es_layer *own = &step->model->layer[layer];
+    const struct activations mixed = mixed_of(step, own);
+    size_t head_length = (size_t)own->head_length;
+    struct activation_block *to = mixed.blocks + row * (mixed.columns / BLOCK) + head * head_length / BLOCK;
     for (size_t h = head; step->model->gates_heads && h < head + count; h++)
-        step->level->gate(query_at(step, row, h) + head_length, head_length, mixed_at(step, row, h));
-    step->level->quantise(mixed_at(step, row, head), count * head_length / BLOCK, to, 1);
+        step->level->gate(query_at(step, own, row, h) + head_length, head_length, mixed_at(step, layer, row, h));
+    step->level->quantise(mixed_at(step, layer, row, head), count * head_length / BLOCK, to, 1);
+}
+
+static size_t heads_of_group(const struct step *step, size_t layer)
+{
+    return (size_t)(step->model->heads / step->model->layer[layer].kv_heads);
 }
 
 static const float *sink_of(const struct es_model *model, size_t layer, size_t head)
@@ -162,7 +177,7 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
     const struct es_model *model = step->model;
     const struct row *row = &step->rows->row[group->first];
     const struct es_batch *batch = step->batch;
-    size_t head_length = (size_t)model->head_length, kv_head = first / (size_t)(model->heads / model->kv_heads);
+    size_t head_length = (size_t)model->layer[number].head_length, kv_head = first / heads_of_group(step, number);
     size_t start = blocks ? block * ATTENTION_BLOCK : 0, stop = blocks ? start + ATTENTION_BLOCK : SIZE_MAX;
     const struct attention_cache cache = {
         .keys = keys_of(row->sequence, number, kv_head),
@@ -188,8 +203,8 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
             query.own_values = values;
         }
         for (size_t head = first; head < first + count; head++) {
-            query.from = query_at(step, r, head);
-            query.out = mixed_at(step, r, head);
+            query.from = query_at(step, &model->layer[number], r, head);
+            query.out = mixed_at(step, number, r, head);
             query.sink = sink_of(model, number, head);
             if (blocks) {
                 size_t part = part_at(step, blocks, r, head, block);
@@ -206,32 +221,27 @@ static void attend_heads(const struct step *step, size_t number, size_t first, s
     if (taken)
         step->level->attend(&cache, scale, cap, taken, queries);
     for (size_t r = group->first; r < end && !blocks; r++)
-        quantise_mixed(step, r, first, count);
+        quantise_mixed(step, number, r, first, count);
 }
 
 /* Heads that share a quantisation block are computed together: two at a time for 16, 48, ... elements. */
-static size_t heads_together(const struct step *step)
+static size_t heads_together(const struct step *step, size_t layer)
 {
-    return step->model->head_length % BLOCK ? 2 : 1;
-}
-
-static size_t heads_of_group(const struct step *step)
-{
-    return (size_t)(step->model->heads / step->model->kv_heads);
+    return step->model->layer[layer].head_length % BLOCK ? 2 : 1;
 }
 
 /* Whether there are too few groups (heads that share keys, times groups of rows) to divide evenly among the threads. A
  * thread that takes part of a group converts the group's keys again. */
-static bool few_groups(const struct step *step)
+static bool few_groups(const struct step *step, size_t layer)
 {
-    return (size_t)step->model->kv_heads * step->rows->groups < 8 * (size_t)step->threads;
+    return (size_t)step->model->layer[layer].kv_heads * step->rows->groups < 8 * (size_t)step->threads;
 }
 
 void mix(const struct step *step, size_t layer)
 {
-    size_t unit = heads_together(step), group = heads_of_group(step), units = group / unit, row_groups = step->rows->groups;
-    size_t items = (size_t)step->model->kv_heads * row_groups * units;
-    bool few = few_groups(step); /* then divided only if a thread is slow */
+    size_t unit = heads_together(step, layer), group = heads_of_group(step, layer), units = group / unit;
+    size_t row_groups = step->rows->groups, items = (size_t)step->model->heads / unit * row_groups;
+    bool few = few_groups(step, layer); /* then divided only if a thread is slow */
     const struct pool_work work = {.count = items, .least = few ? 1 : units, .worth = few ? items : units};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t begin = own.begin; begin < own.end;) {
@@ -248,7 +258,7 @@ enum { LEAST_BLOCKS = 4, WORTH_BLOCKS = 4 };
 
 bool mixes_blocks(const struct step *step, size_t layer)
 {
-    if (step->threads == 1 || !few_groups(step))
+    if (step->threads == 1 || !few_groups(step, layer))
         return false;
     size_t blocks = blocks_of(step, layer).count;
     return blocks >= LEAST_BLOCKS && step->rows->count * (size_t)step->model->heads * blocks <= MOST_BLOCK_SUMS;
@@ -257,8 +267,8 @@ bool mixes_blocks(const struct step *step, size_t layer)
 void mix_blocks(const struct step *step, size_t layer)
 {
     const struct blocks blocks = blocks_of(step, layer);
-    size_t group = heads_of_group(step), row_groups = step->rows->groups;
-    size_t items = (size_t)step->model->kv_heads * row_groups * blocks.count;
+    size_t group = heads_of_group(step, layer), row_groups = step->rows->groups;
+    size_t items = (size_t)step->model->layer[layer].kv_heads * row_groups * blocks.count;
     const struct pool_work work = {.count = items, .least = 1, .worth = WORTH_BLOCKS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++) {
@@ -272,22 +282,22 @@ static void merge_head(const struct step *step, size_t layer, const struct block
 {
     const struct es_batch *batch = step->batch;
     const struct seen seen = seen_by(step, layer, row);
-    size_t head_length = (size_t)step->model->head_length, first = seen.first / ATTENTION_BLOCK;
+    size_t head_length = (size_t)step->model->layer[layer].head_length, first = seen.first / ATTENTION_BLOCK;
     size_t count = (seen.end - 1) / ATTENTION_BLOCK + 1 - first, part = part_at(step, blocks, row, head, first);
     step->level->merge_blocks(batch->block_sums + part * head_length, batch->standing + part, count, head_length,
-                              sink_of(step->model, layer, head), mixed_at(step, row, head));
+                              sink_of(step->model, layer, head), mixed_at(step, layer, row, head));
 }
 
 void merge_mixed(const struct step *step, size_t layer)
 {
     const struct blocks blocks = blocks_of(step, layer);
-    size_t unit = heads_together(step), units = (size_t)step->model->heads / unit;
+    size_t unit = heads_together(step, layer), units = (size_t)step->model->heads / unit;
     const struct pool_work work = {.count = step->rows->count * units, .least = 1, .worth = WORTH_HEADS};
     for (struct pool_items own = divide(step, work); pool_take(&own);)
         for (size_t item = own.begin; item < own.end; item++) {
             size_t row = item / units, head = item % units * unit;
             for (size_t h = head; h < head + unit; h++)
                 merge_head(step, layer, &blocks, row, h);
-            quantise_mixed(step, row, head, unit);
+            quantise_mixed(step, layer, row, head, unit);
         }
 }

@@ -42,6 +42,26 @@ static void carve_mixture(struct es_batch *batch, struct carver *carver)
     mixture->outputs = carve(carver, entries * (size_t)model->embedding * sizeof(float));
 }
 
+/* Columns of the second half of any feed-forward. */
+static int64_t longest_fed(const struct es_model *model)
+{
+    int64_t most = model->feed_forward > model->input_length ? model->feed_forward : model->input_length;
+    for (int64_t number = 0; number < model->layers; number++) {
+        const struct es_layer *layer = &model->layer[number];
+        int64_t columns = layer->router.tiles ? layer->dense_down.columns : layer->down.columns;
+        most = columns > most ? columns : most;
+    }
+    return most;
+}
+
+static bool has_dense(const struct es_model *model)
+{
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        if (model->layer[layer].dense_down.tiles)
+            return true;
+    return false;
+}
+
 static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t threads)
 {
     const struct es_model *model = batch->model;
@@ -52,7 +72,10 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
     batch->projected = carve(carver, row * projected_length(model));
     batch->normed = carve_activations(carver, model->embedding, ES_MOST_TOKENS);
     batch->mixed = carve_activations(carver, (int64_t)query_length(model), ES_MOST_TOKENS);
-    batch->fed = carve_activations(carver, model->feed_forward, ES_MOST_TOKENS);
+    batch->fed = carve_activations(carver, longest_fed(model), ES_MOST_TOKENS);
+    batch->inputs = model->inputs ? carve(carver, row * (size_t)model->inputs) : NULL;
+    batch->input_gates = model->inputs ? carve(carver, row * (size_t)model->input_length) : NULL;
+    batch->dense = has_dense(model) ? carve(carver, row * (size_t)model->embedding) : NULL;
     carve_mixture(batch, carver);
     if (model->delta_heads) {
         batch->deltas = carve(carver, row * delta_stride(model));
@@ -62,6 +85,40 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
     batch->block_sums = carve(carver, MOST_BLOCK_SUMS * (size_t)model->head_length * sizeof(float));
     batch->standing = carve(carver, MOST_BLOCK_SUMS * sizeof *batch->standing);
     batch->paths = carve(carver, threads * ATTENTION_ROWS * PATH_POSITIONS * head);
+}
+
+/* Whether a layer's heads fit the model's, and those of the layer whose keys its rows see. */
+static bool is_layer_fit(const struct es_model *model, int64_t number)
+{
+    const struct es_layer *layer = &model->layer[number], *owner = layer;
+    if (layer->cache_layer < 0 || layer->cache_layer > number)
+        return false;
+    owner = &model->layer[layer->cache_layer];
+    return owner->cache_layer == layer->cache_layer && owner->kv_heads == layer->kv_heads &&
+           owner->head_length == layer->head_length && owner->window == layer->window && layer->kv_heads >= 1 &&
+           layer->kv_heads <= model->kv_heads && layer->head_length >= 1 &&
+           layer->head_length <= model->head_length && layer->rope_length <= model->rope_length &&
+           layer->rope_length <= layer->head_length;
+}
+
+/* Lays out the layers of a cache. */
+static bool place_layers(struct es_batch *batch)
+{
+    const struct es_model *model = batch->model;
+    size_t used = 0;
+    batch->cache_at = calloc((size_t)model->layers + 1, sizeof *batch->cache_at);
+    for (int64_t number = 0; batch->cache_at && number < model->layers; number++) {
+        const struct es_layer *layer = &model->layer[number];
+        if (!is_layer_fit(model, number))
+            return false;
+        batch->cache_at[number] = layer->cache_layer == number ? used : batch->cache_at[layer->cache_layer];
+        if (layer->cache_layer == number) {
+            used += (size_t)(layer->kv_heads * layer->head_length);
+            batch->last_keys = (size_t)number;
+        }
+        batch->cache_at[number + 1] = used;
+    }
+    return batch->cache_at != NULL;
 }
 
 struct es_batch *es_batch_open(const struct es_model *model, const struct es_threads *threads, int32_t level)
@@ -81,6 +138,10 @@ struct es_batch *es_batch_open(const struct es_model *model, const struct es_thr
     batch->model = model;
     batch->level = level_of(level);
     batch->process = process_number();
+    if (!place_layers(batch)) {
+        es_batch_close(batch);
+        return NULL;
+    }
     struct carver carver = {0};
     carve_buffers(batch, &carver, (size_t)threads->count);
     batch->buffer_bytes = carver.used;
@@ -102,6 +163,7 @@ void es_batch_close(struct es_batch *batch)
     if (batch->pool && batch->process == process_number())
         pool_close(batch->pool);
     es_memory_give(batch->buffers, (int64_t)batch->buffer_bytes);
+    free(batch->cache_at);
     free(batch);
 }
 

@@ -70,6 +70,9 @@ struct es_batch {
     struct pool *pool;
     long process;
 
+    size_t *cache_at;   /* see es_sequence */
+    size_t last_keys;   /* the last layer with keys: behind it only scored rows are needed */
+
     /* Buffers for ES_MOST_TOKENS rows; what a forward does not use is never touched, and takes no memory. */
     uint8_t *buffers;
     size_t buffer_bytes;
@@ -80,6 +83,9 @@ struct es_batch {
     struct activations normed; /* what the projections and the head read */
     struct activations mixed;  /* what attention gives */
     struct activations fed;    /* what the feed-forward's second half reads */
+    float *inputs;             /* [row][model's inputs]: of all layers; null without */
+    float *input_gates;        /* [row][input_length] */
+    float *dense;              /* [row][embedding]: what is added to a mixture; null without */
     struct mixture mixture;
     float *deltas;             /* [row][delta_stride]: what gated delta layers project */
     struct activations scanned; /* what they give */

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 18
+#define ES_ABI 19
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -95,13 +95,30 @@ struct es_layer {
     const float *query_norm, *key_norm;                        /* of each head, or of a row's heads as one; or null */
     const float *sinks; /* [heads]: a score without a value, which takes its share of the head's softmax; or null */
     struct es_matrix query, key, value, output;
-    struct es_matrix gate, up, down; /* of a mixture: those of its experts, one below another */
+    struct es_matrix gate, up, down; /* of a mixture: those of its experts, one below another; without `up`, each expert's
+                                        gate is above its up */
     struct es_matrix router; /* one score for each expert; without tiles in a layer that has one feed-forward */
     int64_t window;     /* positions that a row sees, its own counted; 0: all before it */
     int64_t rope_table; /* which of the model's frequencies; -1: nothing is rotated */
     struct es_delta delta;
     struct es_shared shared;
     int64_t joins_heads; /* query_norm and key_norm are those of a row's heads as one vector */
+    int64_t kv_heads, head_length, rope_length; /* the model's are the largest */
+    int64_t cache_layer; /* whose keys and values its rows see: its own number, or that of an earlier layer with keys, whose
+                            heads and window it has */
+    const float *value_norm; /* of each head's values; or null */
+    double output_scale;     /* of the hidden states behind the layer */
+
+    /* A layer's inputs are a part of its token's: from element `input_at` on. No tiles: it has none. */
+    struct es_matrix input_gate, input_down;
+    const float *input_post_norm;
+    int64_t input_at;
+
+    /* A feed-forward that is added to the mixture; no tiles: there is none, and the rest is null. */
+    struct es_matrix dense_gate, dense_up, dense_down;
+    const float *router_norm, *experts_norm;           /* of the router's and the experts' input */
+    const float *dense_post_norm, *experts_post_norm;  /* of what is added */
+    const float *expert_scales;                        /* [experts]: of their outputs; or null */
 };
 
 struct es_model {
@@ -135,6 +152,15 @@ struct es_model {
     struct es_matrix head; /* one score for each of its rows */
     const uint8_t *embedding_rows; /* [vocabulary] rows as in the file */
     int64_t embedding_type;
+
+    /* The inputs of a token's layers, `input_length` for each: a row of the file, scaled, and a normed product with its
+     * embedding, added up and scaled. */
+    int64_t inputs, input_length; /* of all layers; 0: there are none */
+    struct es_matrix input_projection;
+    const float *input_norm;   /* of one layer's part of that product, which is scaled first */
+    const uint8_t *input_rows; /* [vocabulary] */
+    int64_t input_type;
+    double input_row_scale, input_projection_scale, input_scale;
 };
 
 /* The threads of a batch, the caller's among them. */
@@ -268,10 +294,10 @@ ES_EXPORT int32_t es_read_state(const struct es_sequence *sequence, int64_t leng
 /* Continues from that state, or without a state from 0 tokens. ES_NOT_FINITE as es_write_part. */
 ES_EXPORT int32_t es_write_state(struct es_sequence *sequence, int64_t length, const uint8_t *from, int64_t bytes);
 
-/* Positions first .. length - 1 of a cache in parts, for a file: the keys of each layer's heads, then the values. `first`
- * is a multiple of 16. All parts have es_part_bytes bytes, 0 for positions that the cache cannot hold; a part's layout is
- * the cache's own, with zeros after the last position. */
-ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t first, int64_t length);
+/* Positions first .. length - 1 of a cache in parts, for a file: the keys of the heads of each layer that has keys, then
+ * the values. `first` is a multiple of 16. A part has es_part_bytes bytes, 0 for positions that the cache cannot hold; its
+ * layout is the cache's own, with zeros after the last position. */
+ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length);
 ES_EXPORT int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length,
                                uint8_t *to, int64_t bytes);
 /* Returns ES_NOT_FINITE, and changes nothing, for a part with a number that is not finite. */

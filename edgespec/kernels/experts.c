@@ -49,7 +49,7 @@ static void choose_best(const float *scores, size_t experts, size_t used, int32_
 }
 
 /* The softmax of all scores, or of the chosen ones if weights are normed. */
-static void weigh(const struct step *step, float *scores, const int32_t *chosen, float *weights)
+static void weigh(const struct step *step, const float *expert_scales, float *scores, const int32_t *chosen, float *weights)
 {
     const struct es_model *model = step->model;
     size_t experts = (size_t)model->experts, padded = step->batch->mixture.score_stride, used = used_by(step);
@@ -68,9 +68,11 @@ static void weigh(const struct step *step, float *scores, const int32_t *chosen,
     for (size_t slot = 0; slot < used; slot++)
         weights[slot] = scores[chosen[slot]] / total;
     scale_row(model->expert_scale, used, weights);
+    for (size_t slot = 0; slot < used && expert_scales; slot++)
+        weights[slot] *= expert_scales[chosen[slot]];
 }
 
-void choose_experts(const struct step *step)
+void choose_experts(const struct step *step, const struct es_layer *layer)
 {
     struct mixture *mixture = &step->batch->mixture;
     size_t used = used_by(step);
@@ -79,7 +81,7 @@ void choose_experts(const struct step *step)
             float *scores = mixture->scores + r * mixture->score_stride;
             int32_t *chosen = mixture->chosen + r * used;
             choose_best(scores, (size_t)step->model->experts, used, chosen);
-            weigh(step, scores, chosen, mixture->weights + r * used);
+            weigh(step, layer->expert_scales, scores, chosen, mixture->weights + r * used);
         }
 }
 
@@ -120,7 +122,8 @@ void gather_rows(const struct step *step, const struct es_layer *layer)
     const struct mixture *mixture = &step->batch->mixture;
     const struct activations *from = &step->batch->normed, *to = &mixture->gathered;
     size_t columns = from->columns, blocks = columns / BLOCK;
-    bool quantised[2] = {takes_quantised_input(layer->gate.type), takes_quantised_input(layer->up.type)};
+    int64_t up_type = layer->up.tiles ? layer->up.type : layer->gate.type;
+    bool quantised[2] = {takes_quantised_input(layer->gate.type), takes_quantised_input(up_type)};
     for (struct pool_items own = divide_rows(step, step->rows->count * used_by(step)); pool_take(&own);)
         for (size_t entry = own.begin; entry < own.end; entry++) {
             size_t row = (size_t)mixture->rows[entry];
@@ -174,8 +177,13 @@ void feed_experts(const struct step *step, const struct es_layer *layer)
     for (struct pool_items own = divide_experts(step, outputs, 2 * BLOCK, columns); pool_take(&own);)
         for (size_t item = own.begin; item < own.end;) {
             struct expert_part part = expert_part_at(mixture, outputs, item, own.end);
-            struct es_matrix gate = part_of_expert(step, &layer->gate, part.expert);
-            struct es_matrix up = part_of_expert(step, &layer->up, part.expert);
+            struct es_matrix gate = part_of_expert(step, &layer->gate, part.expert), up = gate;
+            if (layer->up.tiles) {
+                up = part_of_expert(step, &layer->up, part.expert);
+            } else {
+                gate.rows = up.rows = gate.rows / 2;
+                up.tiles += tile_count(up.rows) * tile_bytes(up.type, up.columns);
+            }
             const struct feeding feeding = {.gate = &gate,
                                             .up = &up,
                                             .from = &mixture->gathered,

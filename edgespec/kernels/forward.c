@@ -40,6 +40,7 @@ enum { NO_LAYER = -2, AFTER_NORM = -1 };
 /* The boundary between two halves of layers. */
 struct joint {
     bool adds;              /* the previous half's output, which add_product left in `added` */
+    const struct es_layer *behind; /* the layer whose scale the sum gets; or null */
     const float *post_norm; /* of that; or null */
     const float *norm;      /* of the next half's input; or null */
     size_t first, count;    /* rows, which become `normed`'s rows 0 .. count - 1 */
@@ -73,6 +74,8 @@ static void join_row(const struct step *step, const struct joint *joint, size_t 
     float *hidden = batch->hidden + r * columns, *floats = to->floats + i * columns;
     if (joint->adds)
         add_half(step, joint->post_norm, batch->added + r * columns, hidden);
+    if (joint->behind)
+        scale_row(joint->behind->output_scale, columns, hidden);
     const struct row *row = &step->rows->row[r];
     bool keeps = joint->layer != NO_LAYER && r >= unscored;
     if (keeps)
@@ -173,15 +176,15 @@ void multiply(const struct step *step, const struct product *products, size_t co
 
 static void project(const struct step *step, const struct es_layer *layer)
 {
-    size_t stride = projected_length(step->model), queries = asked_length(step->model);
-    size_t keys = (size_t)(step->model->kv_heads * step->model->head_length);
+    size_t stride = projected_length(step->model), queries = layer_asked(step->model, layer), keys = layer_keys(layer);
     float *to = step->batch->projected;
     const struct product products[MOST_PRODUCTS] = {
         {.matrix = &layer->query, .to = to, .stride = stride},
         {.matrix = &layer->key, .to = to + queries, .stride = stride},
         {.matrix = &layer->value, .to = to + queries + keys, .stride = stride},
     };
-    multiply(step, products, 3, &step->batch->normed, step->rows->count);
+    bool own = has_keys(step->model, (size_t)(layer - step->model->layer));
+    multiply(step, products, own ? layer->value.tiles ? 3 : 2 : 1, &step->batch->normed, step->rows->count);
 }
 
 /* Adds a product to the hidden states, or leaves that to join_rows. */
@@ -263,17 +266,90 @@ void feed(const struct step *step, const struct feeding *feeding)
     }
 }
 
-/* Moves the scored rows to the front for the rest of the last layer: the other rows are not needed. */
+static void feed_rows(const struct step *step, const struct es_matrix *gate, const struct es_matrix *up,
+                      const struct es_matrix *down)
+{
+    const struct activations fed = fed_of(step, down);
+    const struct feeding feeding = {
+        .gate = gate, .up = up, .from = &step->batch->normed, .to = &fed, .down_type = down->type};
+    feed(step, &feeding);
+}
+
+/* A product with all rows' `normed` or `fed`. */
+static void multiply_into(const struct step *step, const struct es_matrix *matrix, const struct activations *x, float *to)
+{
+    const struct product product = {.matrix = matrix, .to = to, .stride = (size_t)matrix->rows};
+    multiply(step, &product, 1, x, step->rows->count);
+}
+
+/* Adds what the dense feed-forward gives to what the experts give. */
+static void add_dense(const struct step *step, const struct es_layer *layer)
+{
+    size_t columns = (size_t)step->model->embedding;
+    float epsilon = (float)step->model->norm_epsilon;
+    for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            float *added = step->batch->added + r * columns, *dense = step->batch->dense + r * columns;
+            step->level->normalise(added, layer->experts_post_norm, epsilon, columns, added);
+            step->level->normalise(dense, layer->dense_post_norm, epsilon, columns, dense);
+            for (size_t k = 0; k < columns; k++)
+                added[k] += dense[k];
+        }
+}
+
+/* Adds the tokens' own rows to the products in `inputs`, layer by layer. */
+static void finish_inputs(const struct step *step)
+{
+    const struct es_model *model = step->model;
+    size_t length = (size_t)model->input_length, all = (size_t)model->inputs;
+    size_t row_bytes = file_row_bytes(model->input_type, model->inputs);
+    for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            const uint8_t *from = model->input_rows + (size_t)step->rows->row[r].token * row_bytes;
+            float *to = step->batch->inputs + r * all, *end = to + all, *read = step->batch->input_gates + r * length;
+            for (; to < end; to += length, from += file_row_bytes(model->input_type, model->input_length)) {
+                (void)es_dequantise(model->input_type, from, model->input_length, read);
+                scale_row(model->input_row_scale, length, read);
+                scale_row(model->input_projection_scale, length, to);
+                step->level->normalise(to, model->input_norm, (float)model->norm_epsilon, length, to);
+                for (size_t k = 0; k < length; k++)
+                    to[k] += read[k];
+                scale_row(model->input_scale, length, to);
+            }
+        }
+}
+
+/* A layer's inputs, gated by its hidden states. */
+static void gate_inputs(const struct step *step, const struct es_layer *layer)
+{
+    const struct activations fed = fed_of(step, &layer->input_down);
+    join_function *join = step->level->join[step->model->activation];
+    size_t length = fed.columns, all = (size_t)step->model->inputs;
+    for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
+        for (size_t r = own.begin; r < own.end; r++) {
+            float *to = fed.floats + r * length;
+            join(step->batch->input_gates + r * length, step->batch->inputs + r * all + layer->input_at, length, to);
+            step->level->quantise(to, length / BLOCK, fed.blocks + r * (length / BLOCK), 1);
+        }
+}
+
+/* Moves the scored rows to the front for the rest of the last layer with keys: the other rows are not needed. */
 static void gather_scored(const struct step *step)
 {
     size_t scored = step->rows->scored, unscored = step->rows->count - scored;
     size_t embedding = (size_t)step->model->embedding, queries = asked_length(step->model);
     float *hidden = step->batch->hidden, *projected = step->batch->projected;
-    size_t stride = projected_length(step->model);
+    size_t stride = projected_length(step->model), inputs = (size_t)step->model->inputs;
+    size_t turned = (size_t)step->model->rope_length;
     for (struct pool_items own = divide_rows(step, scored); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
             memcpy(hidden + r * embedding, hidden + (unscored + r) * embedding, embedding * sizeof *hidden);
             memcpy(projected + r * stride, projected + (unscored + r) * stride, queries * sizeof *projected);
+            for (size_t table = 0; table < (size_t)step->model->rope_tables; table++)
+                memcpy(rotation_of(step, table, r), rotation_of(step, table, unscored + r), turned * sizeof *hidden);
+            if (inputs)
+                memcpy(step->batch->inputs + r * inputs, step->batch->inputs + (unscored + r) * inputs,
+                       inputs * sizeof *hidden);
         }
 }
 
@@ -301,108 +377,181 @@ static void cap_scores(const struct step *step)
         }
 }
 
-/* Waits at a barrier before `work`; returns from forward_on if the forward was cancelled. */
-#define THEN(work)                            \
-    do {                                      \
-        if (!pool_barrier(batch->pool))    \
-            return;                           \
-        work;                                 \
+/* Waits at a barrier before `work`; returns false if the forward was cancelled. */
+#define THEN(work)                              \
+    do {                                        \
+        if (!pool_barrier(step->batch->pool))   \
+            return false;                       \
+        work;                                   \
     } while (0)
+
+/* The hidden states, normed, for all rows. */
+static struct joint reading(const struct step *step, const float *norm)
+{
+    return (struct joint){.norm = norm, .layer = NO_LAYER, .count = step->rows->count};
+}
+
+static bool begin(const struct step *step)
+{
+    begin_rows(step);
+    if (!step->model->inputs)
+        return true;
+    THEN(join_rows(step, reading(step, NULL)));
+    THEN(multiply_into(step, &step->model->input_projection, &step->batch->normed, step->batch->inputs));
+    THEN(finish_inputs(step));
+    return true;
+}
+
+/* The second half of a layer with experts: the dense feed-forward that may stand beside them, then the experts. */
+static bool feed_mixture(const struct step *step, const struct es_layer *layer)
+{
+    bool has_dense = layer->dense_down.tiles;
+    if (has_dense) {
+        const struct activations fed = fed_of(step, &layer->dense_down);
+        THEN(feed_rows(step, &layer->dense_gate, &layer->dense_up, &layer->dense_down));
+        THEN(multiply_into(step, &layer->dense_down, &fed, step->batch->dense));
+        THEN(join_rows(step, reading(step, layer->router_norm)));
+    }
+    THEN(route(step, layer));
+    THEN(choose_experts(step, layer));
+    THEN(list_experts(step));
+    if (has_dense)
+        THEN(join_rows(step, reading(step, layer->experts_norm)));
+    THEN(gather_rows(step, layer));
+    THEN(feed_experts(step, layer));
+    THEN(multiply_experts(step, layer));
+    if (layer->shared.gate.tiles) {
+        const struct feeding shared = {.gate = &layer->shared.gate,
+                                       .up = &layer->shared.up,
+                                       .from = &step->batch->normed,
+                                       .to = &step->batch->mixture.shared,
+                                       .down_type = layer->shared.down.type};
+        THEN(feed(step, &shared));
+        THEN(multiply_shared(step, layer));
+    }
+    THEN(add_experts(step, layer));
+    if (has_dense)
+        THEN(add_dense(step, layer));
+    return true;
+}
+
+/* The second half of a layer, without its last sum. */
+static bool feed_layer(const struct step *step, const struct es_layer *layer)
+{
+    if (layer->router.tiles)
+        return feed_mixture(step, layer);
+    const struct activations fed = fed_of(step, &layer->down);
+    THEN(feed_rows(step, &layer->gate, &layer->up, &layer->down));
+    THEN(add_product(step, &layer->down, &fed, layer->feed_forward_post_norm));
+    return true;
+}
+
+/* What follows the second half in layers with inputs, without its last sum. */
+static bool take_inputs(const struct step *step, const struct es_layer *layer)
+{
+    struct joint joint = reading(step, NULL);
+    joint.adds = adds_later(step, joint.post_norm = layer->feed_forward_post_norm);
+    const struct activations fed = fed_of(step, &layer->input_down);
+    THEN(join_rows(step, joint));
+    THEN(multiply_into(step, &layer->input_gate, &step->batch->normed, step->batch->input_gates));
+    THEN(gate_inputs(step, layer));
+    THEN(add_product(step, &layer->input_down, &fed, layer->input_post_norm));
+    return true;
+}
+
+/* A gated delta layer in place of attention, without its last sum. */
+static bool scan_layer(struct step *step, size_t number)
+{
+    const struct es_layer *layer = &step->model->layer[number];
+    THEN(project_deltas(step, layer));
+    THEN(scan_deltas(step, number));
+    THEN(end_deltas(step, number));
+    THEN(add_product(step, &layer->output, &step->batch->scanned, layer->attention_post_norm));
+    return true;
+}
+
+/* Attention, without its last sum. Behind the last keys only scored rows are left, and none if none is scored. */
+static bool attend_layer(struct step *step, size_t number)
+{
+    const struct es_layer *layer = &step->model->layer[number];
+    THEN(project(step, layer));
+    if (layer->joins_heads)
+        THEN(normalise_joined_heads(step, layer));
+    THEN(place_heads(step, number));
+    if (number == step->batch->last_keys && step->batch->leaves_rows) {
+        if (!step->rows->scored)
+            return true; /* only keys and values are needed */
+        THEN(gather_scored(step));
+        step->rows = &step->batch->scored; /* all keys and values are stored, so the other rows have no more use */
+    }
+    if (mixes_blocks(step, number)) {
+        THEN(mix_blocks(step, number));
+        THEN(merge_mixed(step, number));
+    } else {
+        THEN(mix(step, number));
+    }
+    const struct activations mixed = mixed_of(step, layer);
+    THEN(add_product(step, &layer->output, &mixed, layer->attention_post_norm));
+    return true;
+}
+
+/* The second half of a layer and what follows it, without its last sum. */
+static bool end_layer(const struct step *step, const struct es_layer *layer)
+{
+    struct joint halves = reading(step, layer->feed_forward_norm);
+    halves.adds = adds_later(step, halves.post_norm = layer->attention_post_norm);
+    THEN(join_rows(step, halves));
+    return feed_layer(step, layer) && (!layer->input_gate.tiles || take_inputs(step, layer));
+}
+
+static bool score_rows(const struct step *step, struct joint joint)
+{
+    joint.ends = true;
+    joint.norm = step->model->output_norm;
+    joint.first = step->rows->count - (joint.count = step->rows->scored);
+    THEN(join_rows(step, joint));
+    for (size_t run = 0; run < step->batch->head_run_count; run++)
+        THEN(score(step, &step->batch->head_runs[run]));
+    if (step->model->logit_cap != 0.0)
+        THEN(cap_scores(step));
+    return true;
+}
+
+/* Returns whether the forward was not cancelled. */
+static bool run(struct step *step)
+{
+    struct joint joint = {.layer = NO_LAYER}; /* with the layer before */
+    if (!begin(step))
+        return false;
+    for (size_t number = 0; number < (size_t)step->model->layers; number++) {
+        const struct es_layer *layer = &step->model->layer[number];
+        joint.norm = layer->attention_norm;
+        joint.count = step->rows->count;
+        THEN(join_rows(step, joint));
+        if (!(layer->delta.mixed.tiles ? scan_layer : attend_layer)(step, number))
+            return false;
+        if (!step->rows->scored && step->batch->leaves_rows && number == step->batch->last_keys)
+            return true; /* nothing is scored, so only keys and values are needed */
+        if (!end_layer(step, layer))
+            return false;
+        joint = (struct joint){.behind = layer, .layer = (int64_t)number};
+        joint.post_norm = layer->input_gate.tiles ? layer->input_post_norm : layer->feed_forward_post_norm;
+        joint.adds = adds_later(step, joint.post_norm);
+    }
+    return !step->rows->scored || score_rows(step, joint);
+}
 
 void forward_on(void *context, int thread)
 {
     struct es_batch *batch = context;
-    const struct es_model *model = batch->model;
-    struct step here = {
+    struct step step = {
         .batch = batch,
         .rows = &batch->all,
-        .model = model,
+        .model = batch->model,
         .level = batch->level,
         .thread = thread,
         .threads = pool_threads(batch->pool),
     };
-    const struct step *step = &here;
-    const float *post_norm = NULL;
-    bool adds = false;
-    int64_t done = NO_LAYER;
-    begin_rows(step);
-    for (size_t number = 0; number < (size_t)model->layers; number++) {
-        const struct es_layer *layer = &model->layer[number];
-        struct joint joint = {.adds = adds,
-                              .post_norm = post_norm,
-                              .norm = layer->attention_norm,
-                              .layer = done,
-                              .count = step->rows->count};
-        THEN(join_rows(step, joint));
-        bool scans = layer->delta.mixed.tiles;
-        if (scans) {
-            THEN(project_deltas(step, layer));
-            THEN(scan_deltas(step, number));
-            THEN(end_deltas(step, number));
-        } else {
-            THEN(project(step, layer));
-            if (layer->joins_heads)
-                THEN(normalise_joined_heads(step, layer));
-            THEN(place_heads(step, number));
-            if (number + 1 == (size_t)model->layers && batch->leaves_rows) {
-                if (!step->rows->scored)
-                    break; /* nothing is scored, so only keys and values are needed */
-                THEN(gather_scored(step));
-                here.rows = &batch->scored; /* all keys and values are stored, so the other rows have no more use */
-            }
-            if (mixes_blocks(step, number)) {
-                THEN(mix_blocks(step, number));
-                THEN(merge_mixed(step, number));
-            } else {
-                THEN(mix(step, number));
-            }
-        }
-        THEN(add_product(step, &layer->output, scans ? &batch->scanned : &batch->mixed, layer->attention_post_norm));
-        joint = (struct joint){.adds = adds_later(step, layer->attention_post_norm),
-                               .post_norm = layer->attention_post_norm,
-                               .norm = layer->feed_forward_norm,
-                               .layer = NO_LAYER,
-                               .count = step->rows->count};
-        THEN(join_rows(step, joint));
-        struct feeding feeding = {.gate = &layer->gate,
-                                  .up = &layer->up,
-                                  .from = &batch->normed,
-                                  .to = &batch->fed,
-                                  .down_type = layer->down.type};
-        if (layer->router.tiles) {
-            THEN(route(step, layer));
-            THEN(choose_experts(step));
-            THEN(list_experts(step));
-            THEN(gather_rows(step, layer));
-            THEN(feed_experts(step, layer));
-            THEN(multiply_experts(step, layer));
-            if (layer->shared.gate.tiles) {
-                feeding.gate = &layer->shared.gate;
-                feeding.up = &layer->shared.up;
-                feeding.to = &batch->mixture.shared;
-                feeding.down_type = layer->shared.down.type;
-                THEN(feed(step, &feeding));
-                THEN(multiply_shared(step, layer));
-            }
-            THEN(add_experts(step, layer));
-        } else {
-            THEN(feed(step, &feeding));
-            THEN(add_product(step, &layer->down, &batch->fed, layer->feed_forward_post_norm));
-        }
-        post_norm = layer->feed_forward_post_norm;
-        adds = adds_later(step, post_norm);
-        done = (int64_t)number;
-    }
-    if (step->rows->scored) {
-        struct joint joint = {
-            .adds = adds, .post_norm = post_norm, .norm = model->output_norm, .layer = done, .ends = true};
-        joint.first = step->rows->count - (joint.count = step->rows->scored);
-        THEN(join_rows(step, joint));
-        for (size_t run = 0; run < batch->head_run_count; run++)
-            THEN(score(step, &batch->head_runs[run]));
-        if (model->logit_cap != 0.0)
-            THEN(cap_scores(step));
-    }
-    if (thread == 0)
+    if (run(&step) && thread == 0)
         batch->finished = true;
 }

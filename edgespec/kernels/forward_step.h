@@ -40,6 +40,39 @@ static inline float *rotation_of(const struct step *step, size_t table, size_t r
     return step->batch->rotation + (table * ES_MOST_TOKENS + row) * (size_t)step->model->rope_length;
 }
 
+/* Elements of a row's queries and of its keys in a layer. */
+static inline size_t layer_queries(const struct es_model *model, const struct es_layer *layer)
+{
+    return (size_t)(model->heads * layer->head_length);
+}
+
+/* Its queries, with gates where heads have them. */
+static inline size_t layer_asked(const struct es_model *model, const struct es_layer *layer)
+{
+    return layer_queries(model, layer) * (model->gates_heads ? 2 : 1);
+}
+
+static inline size_t layer_keys(const struct es_layer *layer)
+{
+    return (size_t)(layer->kv_heads * layer->head_length);
+}
+
+/* What attention gives in a layer. */
+static inline struct activations mixed_of(const struct step *step, const struct es_layer *layer)
+{
+    struct activations mixed = step->batch->mixed;
+    mixed.columns = layer_queries(step->model, layer);
+    return mixed;
+}
+
+/* What the second half of a feed-forward reads. */
+static inline struct activations fed_of(const struct step *step, const struct es_matrix *down)
+{
+    struct activations fed = step->batch->fed;
+    fed.columns = (size_t)down->columns;
+    return fed;
+}
+
 /* Products of all outputs of matrices and rows of `x`, divided among the threads. */
 void multiply(const struct step *step, const struct product *products, size_t count, const struct activations *x,
               size_t rows);
@@ -69,7 +102,7 @@ void feed_blocks(const struct step *step, const struct feeding *feeding, size_t 
  * thread lists each expert's rows; they are gathered, so that each expert's weights are read once; the experts compute;
  * each row adds its experts' outputs in the order of choice. A row's bits depend on no other row. */
 void route(const struct step *step, const struct es_layer *layer);
-void choose_experts(const struct step *step);
+void choose_experts(const struct step *step, const struct es_layer *layer);
 void list_experts(const struct step *step);
 void gather_rows(const struct step *step, const struct es_layer *layer);
 void feed_experts(const struct step *step, const struct es_layer *layer);

@@ -10,10 +10,8 @@ _Static_assert(sizeof(atomic_int) == sizeof(int32_t), "the caller writes the fla
 
 static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
 {
-    const struct es_model *model = sequence->model;
-    size_t head = 2 * (size_t)model->head_length * sizeof(uint16_t); /* a key and a value */
-    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)model->head.rows * sizeof(float));
-    sequence->tree = carve(carver, (size_t)(model->layers * model->kv_heads) * ES_MOST_SCORED * head);
+    sequence->scores = carve(carver, ES_MOST_SCORED * (size_t)sequence->model->head.rows * sizeof(float));
+    sequence->tree = carve(carver, ES_MOST_SCORED * 2 * keys_length(sequence) * sizeof(uint16_t));
 }
 
 /* Whether most of a cache is never in use. */
@@ -44,8 +42,8 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->frequencies = is_long ? model->long_frequencies : model->rope_frequencies;
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    sequence->cache_bytes =
-        2 * (size_t)(model->layers * model->kv_heads) * head_cache_length(sequence) * sizeof(uint16_t);
+    sequence->cache_at = batch->cache_at;
+    sequence->cache_bytes = 2 * keys_length(sequence) * sequence->positions * sizeof(uint16_t);
     enum es_pages pages = is_sparse(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
 
@@ -84,11 +82,12 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
         (size_t)length > to->context_length || (size_t)length > from->context_length || length < es_state_floor(from))
         return ES_BAD_REQUEST;
     delta_copy(to, from);
-    size_t head_length = (size_t)model->head_length, end = tile_of(length + TILE_ROWS - 1);
+    size_t end = tile_of(length + TILE_ROWS - 1);
     for (int64_t layer = 0; layer < model->layers; layer++) {
+        size_t head_length = (size_t)model->layer[layer].head_length;
         size_t begin = model->layer[layer].window ? tile_of(first) * head_length : 0;
         size_t bytes = (end * head_length - begin) * sizeof(uint16_t);
-        for (int64_t head = 0; head < model->kv_heads; head++) {
+        for (int64_t head = 0; has_keys(model, layer) && head < model->layer[layer].kv_heads; head++) {
             memcpy(keys_of(to, layer, head) + begin, keys_of(from, layer, head) + begin, bytes);
             memcpy(values_of(to, layer, head) + begin, values_of(from, layer, head) + begin, bytes);
         }
@@ -101,32 +100,50 @@ int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end)
     const struct es_model *model = sequence->model;
     if (first < 0 || end < first || (size_t)end > sequence->positions)
         return ES_BAD_REQUEST;
-    int64_t position_bytes = model->head_length * (int64_t)sizeof(uint16_t);
-    int64_t from = (int64_t)tile_of(first) * position_bytes, to = (int64_t)tile_of(end) * position_bytes;
-    for (int64_t layer = 0; layer < model->layers; layer++)
-        for (int64_t head = 0; head < model->kv_heads && model->layer[layer].window; head++) {
+    for (int64_t layer = 0; layer < model->layers; layer++) {
+        int64_t position_bytes = model->layer[layer].head_length * (int64_t)sizeof(uint16_t);
+        int64_t from = (int64_t)tile_of(first) * position_bytes, to = (int64_t)tile_of(end) * position_bytes;
+        bool forgets = model->layer[layer].window && has_keys(model, layer);
+        for (int64_t head = 0; head < model->layer[layer].kv_heads && forgets; head++) {
             es_memory_forget(keys_of(sequence, layer, head), from, to);
             es_memory_forget(values_of(sequence, layer, head), from, to);
         }
+    }
     return ES_OK;
 }
 
-int64_t es_part_bytes(const struct es_sequence *sequence, int64_t first, int64_t length)
-{
-    if (first < 0 || first % TILE_ROWS || length <= first || (size_t)length > sequence->context_length)
-        return 0;
-    size_t positions = tile_of(length - first + TILE_ROWS - 1);
-    return (int64_t)(positions * (size_t)sequence->model->head_length * sizeof(uint16_t));
-}
+/* What a part holds: a head's keys or values, from a position on. No head length: there is no such part. */
+struct part {
+    uint16_t *from;
+    size_t head_length;
+    bool is_keys;
+};
 
-/* Where a part's position `first` is; null unless it is one, of that many bytes. */
-static uint16_t *part_of(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length, int64_t bytes)
+static struct part part_of(const struct es_sequence *sequence, int64_t number, int64_t first, int64_t length)
 {
     const struct es_model *model = sequence->model;
-    int64_t heads = model->layers * model->kv_heads;
-    if (part < 0 || part >= 2 * heads || bytes < 1 || bytes != es_part_bytes(sequence, first, length))
-        return NULL;
-    return sequence->cache + (size_t)part * head_cache_length(sequence) + (size_t)(first * model->head_length);
+    bool fits = number >= 0 && first >= 0 && first % TILE_ROWS == 0 && length > first &&
+                (size_t)length <= sequence->context_length;
+    for (int values = 0; values < 2 && fits; values++)
+        for (int64_t layer = 0; layer < model->layers; layer++) {
+            if (!has_keys(model, layer))
+                continue;
+            size_t head_length = (size_t)model->layer[layer].head_length;
+            if (number >= model->layer[layer].kv_heads) {
+                number -= model->layer[layer].kv_heads;
+                continue;
+            }
+            uint16_t *own = values ? values_of(sequence, layer, number) : keys_of(sequence, layer, number);
+            return (struct part){
+                .from = own + (size_t)first * head_length, .head_length = head_length, .is_keys = !values};
+        }
+    return (struct part){.from = NULL};
+}
+
+int64_t es_part_bytes(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length)
+{
+    size_t positions = tile_of(length - first + TILE_ROWS - 1);
+    return (int64_t)(positions * part_of(sequence, part, first, length).head_length * sizeof(uint16_t));
 }
 
 /* Positions from `length` to the end of its tile become zeros: they hold what a rejected guess left. */
@@ -142,20 +159,19 @@ static void clear_rest(uint16_t *part, bool keys, size_t head_length, size_t len
             part[position / TILE_ROWS * TILE_ROWS * head_length + d * TILE_ROWS + position % TILE_ROWS] = 0;
 }
 
-static void copy_part(uint16_t *to, const uint16_t *from, const struct es_model *model, int64_t part, int64_t length,
-                      int64_t bytes)
+static void copy_part(uint16_t *to, const uint16_t *from, struct part part, int64_t length, int64_t bytes)
 {
     memcpy(to, from, (size_t)bytes);
-    clear_rest(to, part < model->layers * model->kv_heads, (size_t)model->head_length, (size_t)length);
+    clear_rest(to, part.is_keys, part.head_length, (size_t)length);
 }
 
 int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length, uint8_t *to,
                      int64_t bytes)
 {
-    const uint16_t *own = part_of(sequence, part, first, length, bytes);
-    if (!own)
+    const struct part own = part_of(sequence, part, first, length);
+    if (!own.from || bytes != es_part_bytes(sequence, part, first, length))
         return ES_BAD_REQUEST;
-    copy_part((uint16_t *)to, own, sequence->model, part, length - first, bytes);
+    copy_part((uint16_t *)to, own.from, own, length - first, bytes);
     return ES_OK;
 }
 
@@ -163,14 +179,14 @@ int32_t es_write_part(struct es_sequence *sequence, int64_t part, int64_t first,
                       int64_t bytes)
 {
     enum { EXPONENT = 0x7c00 }; /* all ones: infinite, or not a number */
-    uint16_t *own = part_of(sequence, part, first, length, bytes);
-    if (!own)
+    const struct part own = part_of(sequence, part, first, length);
+    if (!own.from || bytes != es_part_bytes(sequence, part, first, length))
         return ES_BAD_REQUEST;
     const uint16_t *halves = (const uint16_t *)from;
     for (size_t i = 0; i < (size_t)bytes / sizeof *halves; i++)
         if ((halves[i] & EXPONENT) == EXPONENT)
             return ES_NOT_FINITE;
-    copy_part(own, halves, sequence->model, part, length - first, bytes);
+    copy_part(own.from, halves, own, length - first, bytes);
     return ES_OK;
 }
 

@@ -23,6 +23,7 @@ struct es_sequence {
     size_t context_length;
     size_t positions; /* context_length rounded up to whole tiles of keys */
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */
+    const size_t *cache_at; /* [layers + 1]: elements of a position in the layers before; those of all */
     size_t cache_bytes;
 
     /* Of the gated delta layers; see delta.c. */
@@ -54,47 +55,60 @@ enum { MOST_BLOCK_SUMS = 8192 };
 /* Where a layer's hidden rows are kept, for layer -1 those after the head's norm; null if they are not. */
 float *kept_slot(const struct es_sequence *sequence, int64_t layer);
 
+/* Of the layer with the longest heads. */
 static inline size_t query_length(const struct es_model *model)
 {
     return (size_t)(model->heads * model->head_length);
 }
 
-/* Queries, with gates where heads have them. */
+/* Queries of the same layer, with gates where heads have them. */
 static inline size_t asked_length(const struct es_model *model)
 {
     return query_length(model) * (model->gates_heads ? 2 : 1);
 }
 
+/* Room for a row's queries, keys and values of any layer. */
 static inline size_t projected_length(const struct es_model *model)
 {
     return asked_length(model) + (size_t)(2 * model->kv_heads * model->head_length);
 }
 
-static inline size_t head_cache_length(const struct es_sequence *sequence)
+static inline bool has_keys(const struct es_model *model, size_t layer)
 {
-    return sequence->positions * (size_t)sequence->model->head_length;
+    return model->layer[layer].cache_layer == (int64_t)layer;
+}
+
+/* Elements of a position in the layers whose keys are before a head's. */
+static inline size_t head_at(const struct es_sequence *sequence, size_t layer, size_t kv_head)
+{
+    return sequence->cache_at[layer] + kv_head * (size_t)sequence->model->layer[layer].head_length;
+}
+
+/* The same of all layers' keys, which are before the values. */
+static inline size_t keys_length(const struct es_sequence *sequence)
+{
+    return sequence->cache_at[sequence->model->layers];
 }
 
 static inline uint16_t *keys_of(const struct es_sequence *sequence, size_t layer, size_t kv_head)
 {
-    return sequence->cache + (layer * (size_t)sequence->model->kv_heads + kv_head) * head_cache_length(sequence);
+    return sequence->cache + head_at(sequence, layer, kv_head) * sequence->positions;
 }
 
 static inline uint16_t *values_of(const struct es_sequence *sequence, size_t layer, size_t kv_head)
 {
-    return keys_of(sequence, (size_t)sequence->model->layers + layer, kv_head);
+    return keys_of(sequence, layer, kv_head) + keys_length(sequence) * sequence->positions;
 }
 
 static inline uint16_t *tree_key_of(const struct es_sequence *sequence, size_t layer, size_t kv_head, size_t node)
 {
-    const struct es_model *model = sequence->model;
-    size_t head = layer * (size_t)model->kv_heads + kv_head;
-    return sequence->tree + (head * ES_MOST_SCORED + node) * (size_t)model->head_length;
+    return sequence->tree + head_at(sequence, layer, kv_head) * ES_MOST_SCORED +
+           node * (size_t)sequence->model->layer[layer].head_length;
 }
 
 static inline uint16_t *tree_value_of(const struct es_sequence *sequence, size_t layer, size_t kv_head, size_t node)
 {
-    return tree_key_of(sequence, (size_t)sequence->model->layers + layer, kv_head, node);
+    return tree_key_of(sequence, layer, kv_head, node) + keys_length(sequence) * ES_MOST_SCORED;
 }
 
 /* Puts one position's key and value among others laid out as in struct attention_cache. */

@@ -17,6 +17,7 @@ from edgespec.runtimes.native.weights import HeadRows
 from tests.fuzz.findings import Findings
 from tests.support.loading import located
 from tests.support.native_batches import Batch, Cache, batch_of, part_of
+from tests.support.native_models import SHARING
 from tests.support.tiny_gguf import write_tiny_gguf
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -25,6 +26,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"quant": "MXFP4", "architecture": "gpt-oss", "window": 30, "experts": (9, 4), "layers": 2},
     {"quant": "F32", "architecture": "qwen3", "head_length": 48, "layers": 2},
     {"quant": "Q4_0", "architecture": "qwen3moe", "experts": (40, 5), "layers": 2},
+    {"quant": "Q8_0", **SHARING},
     {"quant": "Q8_0", "heads": 8, "kv_heads": 2, "architecture": "qwen2", "width": 128},
 )
 CALLS = 60  # of each model
@@ -69,9 +71,9 @@ def _use(batch: Batch, part: Any, chance: random.Random, findings: Findings) -> 
         elif kind < 0.9:
             count = chance.choice((0, 1, 16, 17, context, context + 1, -1))
             first = chance.choice((0, 0, 16, 17, -16, context))
-            size = api.es_part_bytes(own.pointer, first, count)
-            part_bytes = np.zeros(max(1, size), dtype=np.uint8)
             number = chance.choice((0, 1, 3, 10**6, -1))
+            size = api.es_part_bytes(own.pointer, number, first, count)
+            part_bytes = np.zeros(max(1, size), dtype=np.uint8)
             code = api.es_read_part(own.pointer, number, first, count, part_bytes.ctypes.data, size)
             findings.counts[f"read {code}"] += 1
             code = api.es_write_part(own.pointer, number, first, count, part_bytes.ctypes.data, size)

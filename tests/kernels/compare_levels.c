@@ -373,11 +373,16 @@ static void compare_models(void)
             .gate = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
             .up = matrix_of(format, FEED_FORWARD, EMBEDDING, -1),
             .down = matrix_of(format, EMBEDDING, FEED_FORWARD, -1),
+            .kv_heads = KV_HEADS,
+            .head_length = HEAD,
+            .rope_length = HEAD,
+            .output_scale = 1.0,
         }};
         layer[1] = layer[0];
         layer[1].query_norm = layer[1].key_norm = layer[1].attention_post_norm = norm;
         layer[1].joins_heads = 1;
         layer[1].rope_table = -1;
+        layer[1].cache_layer = 1;
         struct es_model model = {
             .layers = 2, .embedding = EMBEDDING, .heads = HEADS, .kv_heads = KV_HEADS, .head_length = HEAD,
             .feed_forward = FEED_FORWARD, .vocabulary = VOCABULARY, .rope_length = HEAD, .rope = ES_ROPE_HALVES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,17 @@ from edgespec.runtimes.native.weights import HeadRows
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
 from tests.support.native_batches import Batch, Cache, Work, batch_of, part_of
+from tests.support.native_models import SHARING
 from tests.support.tiny_gguf import write_tiny_gguf
 
 LEVELS = require_native().levels
 CONTEXT = 1300  # more than four blocks of attention, from which on they are divided
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "llama Q4_0": {"quant": "Q4_0", "layers": 2},
     "gemma3 Q8_0": {"quant": "Q8_0", "architecture": "gemma3", "window": 100, "kv_heads": 1, "layers": 6},
     "qwen3 F32": {"quant": "F32", "architecture": "qwen3", "head_length": 48, "layers": 2},
     "gpt-oss Q8_0": {"quant": "Q8_0", "architecture": "gpt-oss", "layers": 2, "window": 100},
+    "gemma4 Q8_0": {"quant": "Q8_0", **SHARING},
 }
 
 

@@ -26,7 +26,13 @@ from tests.support.native_models import KINDS, VARIANTS, Files, some_tokens
 LEVELS = require_native().levels
 CONTEXT, START, ROWS = 300, 60, 32  # beyond the windows; longer than the original contexts
 # Of several tiny models of an architecture the one with most of its properties; of others the first.
-FULLEST = ("mistral3 of long contexts", "phi3 of long contexts", "olmo2 with windows and YaRN", "gemma2 Q8_0")
+FULLEST = (
+    "mistral3 of long contexts",
+    "phi3 of long contexts",
+    "olmo2 with windows and YaRN",
+    "gemma2 Q8_0",
+    "gemma4 of shared caches Q8_0",
+)
 KIND_OF = {
     str(settings.get("architecture", "llama")): kind
     for kinds in (reversed((KINDS | VARIANTS).items()), ((kind, (KINDS | VARIANTS)[kind]) for kind in FULLEST))

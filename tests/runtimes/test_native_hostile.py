@@ -23,6 +23,7 @@ from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.weights import NativeWeights
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
+from tests.support.native_models import SHARING
 from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 from tests.support.trimmed_folder import edit_manifest, record_file, write_trimmed_folder
 
@@ -43,6 +44,7 @@ MODELS: dict[Any, dict[str, Any]] = {
         "settings": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
     },
     "qwen35": {"quant": "Q8_0", "layers": 3, "deltas": (2, 1, 32, 4)},
+    "gemma4": {"quant": "Q8_0", **SHARING},
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
 # At and around every limit of a check or a kernel.

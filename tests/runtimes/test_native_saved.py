@@ -53,7 +53,9 @@ def all_parts(sequence: NativeSequence, length: int) -> list[bytes]:
     return [sequence.read_part(part, length) for part in range(sequence.part_sizes(length)[0])]
 
 
-@pytest.mark.parametrize("kind", ["llama Q4_0", "qwen2 Q8_0", "gemma3 Q8_0", "gemma3 F16", "gpt-oss MXFP4"])
+@pytest.mark.parametrize(
+    "kind", ["llama Q4_0", "qwen2 Q8_0", "gemma3 Q8_0", "gemma3 F16", "gpt-oss MXFP4", "gemma4 of shared caches Q8_0"]
+)
 def test_a_cache_restored_from_its_parts_continues_bit_for_bit(files: Files, kind: str) -> None:
     tokens = some_tokens(files(kind), 299)
     with load_native(files(kind), NativeSettings()) as model, model.open(CONTEXT) as source:
@@ -126,7 +128,7 @@ def test_a_restore_that_fails_leaves_the_cache_empty_and_usable(
 def test_the_library_checks_every_bound_itself(sequence: NativeSequence) -> None:
     """Python checks them too; a mistake there must not become a write outside of the cache."""
     api, pointer = load().api, sequence._native._open()
-    size = api.es_part_bytes(pointer, 0, 40)
+    size = api.es_part_bytes(pointer, 0, 0, 40)
     room = (ctypes.c_uint8 * (2 * size))()
     for part, first, length, count in (
         (-1, 0, 40, size),

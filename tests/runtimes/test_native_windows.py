@@ -23,13 +23,13 @@ from edgespec.runtimes.native.windows import SavedParts, windowed_layers
 from tests.runtimes.tree_contract import path_to
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
-from tests.support.native_models import some_tokens
+from tests.support.native_models import SHARING, some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()
 
 # As the documentation names them.
-REAL = (windows.KEPT_BACK, windows.SAVED_BACK, windowed_layers(1, 0, 1).positions)
+REAL = (windows.KEPT_BACK, windows.SAVED_BACK, windowed_layers(1, 0).positions)
 
 LENGTH, KEPT, SAVED = 900, 96, 64
 
@@ -39,6 +39,7 @@ KINDS: dict[str, Mapping[str, Any]] = {
     "gemma2": {"architecture": "gemma2", "window": 100, "layers": 3, "quant": "Q4_0"},
     "olmo2": {"architecture": "olmo2", "window": 17, "layers": 5, "head_length": 32},
     "gpt-oss": {"architecture": "gpt-oss", "window": 30, "layers": 3, "head_length": 48, "quant": "MXFP4"},
+    "gemma4": {**SHARING, "quant": "Q8_0"},
     "phi3": {"architecture": "phi3", "window": 64, "layers": 2, "head_length": 64},
 }
 
@@ -168,10 +169,12 @@ def test_every_row_is_that_of_a_cache_that_keeps_everything(model: NativeModel, 
 
 def values_of(sequence: NativeSequence, layer: int) -> np.ndarray[Any, Any]:
     """The values of a layer's first head: int16 (positions in whole tiles, head length)."""
-    struct, length = sequence._native.part.struct, sequence.length
-    number, size = (struct.layers + layer) * struct.kv_heads, sequence._native._api.es_part_bytes
-    found = sequence._native._read_head(number, 0, length, size(sequence._native._open(), 0, length))
-    return found.view(np.int16).reshape(-1, struct.head_length)
+    native, length = sequence._native, sequence.length
+    layers = native.part.struct.layer[: native.part.struct.layers]
+    heads = [own.kv_heads if own.cache_layer == number else 0 for number, own in enumerate(layers)]
+    number = sum(heads) + sum(heads[: layers[layer].cache_layer])
+    size = native._api.es_part_bytes(native._open(), number, 0, length)
+    return native._read_head(number, 0, length, size).view(np.int16).reshape(-1, layers[layer].head_length)
 
 
 def test_a_cache_that_grows_holds_the_last_positions_of_layers_with_a_window(model: NativeModel, path: Path) -> None:
@@ -182,12 +185,12 @@ def test_a_cache_that_grows_holds_the_last_positions_of_layers_with_a_window(mod
         assert native.can_continue(length - KEPT)
         assert native.holds_saved(length)
         windowed, held = native._windows, native._held
-        assert length - held <= windowed_layers(1, windowed.widest, 1).positions
+        assert length - held <= windowed_layers(1, windowed.widest).positions
         for layer in range(native.part.struct.layers):
             filled = values_of(sequence, layer)[:length].any(axis=1)
             assert filled[held if layer in windowed.layers else 0 :].all()
             if layer in windowed.layers and sys.platform == "linux":
-                in_page = mmap.PAGESIZE // (2 * native.part.struct.head_length)
+                in_page = mmap.PAGESIZE // (2 * native.part.struct.layer[layer].head_length)
                 assert filled[:held].sum() <= 2 * in_page < held, "all but the pages at both ends hold zeros"
         with sequence.fork() as other:
             assert (other.length, other._native._held) == (length, held)
@@ -228,10 +231,10 @@ def test_the_numbers_are_those_that_the_documentation_names() -> None:
 
 
 def test_facts_count_what_windowed_layers_keep() -> None:
-    own = windowed_layers(29, 1024, 4096)  # 4B of Gemma 3: 34 layers, five of them without a window
+    own = windowed_layers(29 * 4096, 1024)  # 4B of Gemma 3: 34 layers, five of them without a window
     assert own == WindowedLayers(bytes_per_token=29 * 4096, positions=1024 + KEPT + 32 + 256)
     assert 34 * 4096 - own.bytes_per_token == 20_480
-    assert windowed_layers(0, 0, 4096) == ALL_KEPT
+    assert windowed_layers(0, 0) == ALL_KEPT
 
 
 def test_a_models_facts_have_the_layers_it_computes(paths: dict[str, Path]) -> None:

@@ -76,6 +76,9 @@ def fused_layout(own: ModelLayout, header: GgufHeader) -> ModelLayout:
         return [whole.some_rows(start, weight.rows) for start, weight in zip(starts, weights, strict=False)]
 
     def layer(number: int, plain: LayerTensors) -> LayerTensors:
+        assert plain.key is not None
+        assert plain.value is not None
+        assert plain.up is not None
         query, key, value = parts(number, "attn_qkv", plain.query, plain.key, plain.value)
         gate, up = parts(number, "ffn_up", plain.gate, plain.up)
         return replace(

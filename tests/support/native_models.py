@@ -17,10 +17,23 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.tiny_gguf import write_tiny_gguf
 
-__all__ = ["KINDS", "VARIANTS", "Files", "reading", "some_tokens"]
+__all__ = ["KINDS", "SHARING", "VARIANTS", "Files", "reading", "some_tokens"]
 
 # Seven layers: the sixth attends to all positions, the others to a window.
 _WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
+
+# The third of three layers sees all positions, with longer heads; its keys are its values.
+_GEMMA_4: dict[str, Any] = {"architecture": "gemma4", "window": 40, "layers": 3, "head_length": 64, "experts": (0, 0)}
+# The last three of its layers share caches, of whose heads one is long; each layer has inputs.
+SHARING: dict[str, Any] = {
+    **_GEMMA_4,
+    "layers": 6,
+    "settings": {
+        "attention.shared_kv_layers": 3,
+        "attention.head_count_kv": [2, 2, 1] * 2,
+        "embedding_length_per_layer_input": 32,
+    },
+}
 
 # Kinds of model: architecture, weights, a tied head.
 KINDS: dict[str, dict[str, Any]] = {
@@ -43,6 +56,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "gemma2 Q8_0": {"quant": "Q8_0", "architecture": "gemma2", "layers": 3, "window": 60},
     "gpt-oss F32": {"quant": "F32", "architecture": "gpt-oss", "layers": 3, "window": 40, "experts": (9, 4)},
     "gpt-oss MXFP4": {"quant": "MXFP4", "architecture": "gpt-oss", "window": 60, "head_length": 64},
+    "gemma4 F32": {"quant": "F32", **_GEMMA_4},
+    "gemma4 of shared caches Q8_0": {"quant": "Q8_0", **SHARING},
+    "gemma4 of experts Q4_0": {"quant": "Q4_0", **_GEMMA_4, "experts": (12, 3)},
 }
 
 # llama.cpp divides the scores by logit_scale.
@@ -131,6 +147,30 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seed_oss": {"architecture": "seed_oss"},
     "ernie4_5": {"architecture": "ernie4_5"},
     "phi3 that rotates a part": {"architecture": "phi3", "rope_length": 24},
+    "gemma4 F32 of shared caches": {
+        **_GEMMA_4,
+        "layers": 8,
+        "settings": {
+            "attention.shared_kv_layers": 5,
+            "embedding_length_per_layer_input": 64,
+            "feed_forward_length": [256, 256, 256, 512, 512, 512, 512, 96],
+            "attention.head_count_kv": [2, 2, 1, 2, 2, 1, 2, 2],
+            "final_logit_softcapping": 5.0,
+        },
+    },
+    "gemma4 F32 of experts": {
+        **_GEMMA_4,
+        "experts": (12, 3),
+        "without": ("gate_up",),
+        "settings": {"final_logit_softcapping": 0.0},
+    },
+    "gemma4 without scales": {
+        **_GEMMA_4,
+        "seed": 5,
+        "experts": (4, 2),
+        "without": ("layer_output_scale", "ffn_down_exps"),
+        "settings": {"final_logit_softcapping": 5.0},
+    },
     "phi3 of long contexts": {
         "architecture": "phi3",
         "rope_length": 24,

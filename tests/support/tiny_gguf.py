@@ -16,7 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.architectures.deltas import Deltas
-from edgespec.architectures.shape import LONG_FACTORS, ROPE_FACTORS, ROUTER, SHORT_FACTORS, Part, Sizes, layer_parts
+from edgespec.architectures.shape import (
+    INPUT_ROWS,
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    ROUTER,
+    SHORT_FACTORS,
+    Facts,
+    Part,
+    Sizes,
+    layer_parts,
+)
 from edgespec.architectures.table import find
 from tests.support.k_quants import quantize
 
@@ -125,7 +135,8 @@ def write_tiny_gguf(
     deltas: tuple[int, int, int, int] = (4, 2, 32, 4),
     interval: int = 2,
     shared: int = 0,
-    settings: Mapping[str, int | float | str] | None = None,
+    settings: Mapping[str, int | float | str | list[int]] | None = None,
+    without: Sequence[str] = (),
 ) -> Path:
     """Write a model to ``path`` and return the path.
 
@@ -144,6 +155,9 @@ def write_tiny_gguf(
     elements of each, rows of the convolution; every layer whose number from 1 is a multiple of ``interval`` has
     attention instead. Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more
     keys of the architecture.
+
+    Every third layer of gemma4 sees all positions; the others have a window and heads of half that length.
+    Their tensors are all that may be, but for those whose names hold a word of ``without``.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
@@ -158,14 +172,20 @@ def write_tiny_gguf(
     head_width = width // heads if head_length is None else head_length
     turned = head_width if rope_length is None else rope_length
     writer.add_rope_dimension_count(turned)
-    if head_length is not None:
+    if architecture == "gemma4":
+        settings = _gemma_4(head_width) | dict(settings or {})
+        writer.add_sliding_window_pattern([layer % 3 != 2 for layer in range(layers)])
+        rope_factors = True
+    if head_length is not None or architecture == "gemma4":
+        head_length = head_width
         writer.add_key_length(head_length)
         writer.add_value_length(head_length)
     if window:
         writer.add_sliding_window(window)
     writer.add_rope_freq_base(1e6 if architecture == "gemma3" else 10000.0)
     form = find(architecture)
-    if form.experts is not None:
+    has_experts = form.experts is not None and experts[0] > 0
+    if has_experts:
         writer.add_expert_count(experts[0])
         writer.add_expert_used_count(experts[1])
         writer.add_expert_feed_forward_length(width)
@@ -175,7 +195,13 @@ def write_tiny_gguf(
     if form.deltas is not None:
         of_deltas = _add_deltas(writer, deltas, interval, layers, turned // 2)
     for key, value in (settings or {}).items():
-        add: Any = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        adders: dict[type, Any] = {
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
+        add = adders[type(value)]
         add(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
@@ -194,7 +220,7 @@ def write_tiny_gguf(
         writer.add_chat_template(chat_template)
 
     random = np.random.default_rng(seed)
-    is_gemma = architecture in ("gemma2", "gemma3")
+    is_gemma = architecture in ("gemma2", "gemma3", "gemma4")
     written = {layer: number for number, layer in enumerate(each for each in range(layers) if each not in leave_out)}
 
     # Padding rows are zero and not drawn: the same seed gives the same model with any padding.
@@ -205,7 +231,10 @@ def write_tiny_gguf(
         embedding *= np.maximum(_head_scales(types[:rows], eos, end_scale), 0.1)[:, None]
     _add(writer, "token_embd.weight", np.pad(embedding, padding), quant)
     if rope_factors:
-        writer.add_tensor(ROPE_FACTORS, np.geomspace(1, 8, turned // 2, dtype=np.float32))
+        factors = np.geomspace(1, 8, turned // 2, dtype=np.float32)
+        if architecture == "gemma4":  # a quarter of the pairs is rotated
+            factors[turned // 8 :] = 1e30
+        writer.add_tensor(ROPE_FACTORS, factors)
     if long_factors:
         writer.add_tensor(SHORT_FACTORS, np.linspace(1, 2, turned // 2, dtype=np.float32))
         writer.add_tensor(LONG_FACTORS, np.geomspace(1, 40, turned // 2, dtype=np.float32))
@@ -213,17 +242,27 @@ def write_tiny_gguf(
         layers=layers,
         context=context_length,
         width=width,
-        inner=2 * width if form.experts is None else width,
+        inner=width if has_experts else 2 * width,
         heads=heads,
         kv_heads=kv_heads,
         head=head_width,
-        experts=0 if form.experts is None else experts[0],
+        experts=experts[0] if has_experts else 0,
         shared=shared,
         deltas=of_deltas,
     )
+    differing = None if form.varied is None else form.varied(_Drawn(writer, architecture, layers, without))
+    for name, shape in {} if differing is None else differing.tensors.items():
+        if len(shape) == 1:
+            writer.add_tensor(name, 1 + 0.5 * random.random(shape[0], dtype=np.float32))
+        else:
+            rows_of_token = name == INPUT_ROWS
+            data = _normal(random, len(tokens) if rows_of_token else shape[1], shape[0], np.sqrt(0.1 * shape[0]))
+            _add(writer, name, data, quant)
     for layer in range(layers):
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
-        parts = layer_parts(form, sizes, (), number, all_biases=form.saved.needs_biases or form.requires_biases)
+        own, forms = (sizes, None) if differing is None else (differing.sizes[layer], differing.forms[layer])
+        has_biases = form.saved.needs_biases or form.requires_biases
+        parts = layer_parts(form, own, (), number, forms=forms, all_biases=has_biases)
         for name, data in _layer(random, parts):
             if layer not in written:
                 continue
@@ -245,6 +284,42 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+class _Drawn(Facts):
+    """What ``writer`` was given, with all tensors that may be but those that hold a word of ``without``."""
+
+    def __init__(self, writer: gguf.GGUFWriter, architecture: str, layers: int, without: Sequence[str]) -> None:
+        values = {
+            key: tuple(each.value) if isinstance(each.value, list) else each.value
+            for key, each in writer.kv_data[0].items()
+        }
+        super().__init__(Path(), architecture, values, {})
+        first = layers - self.integer("attention.shared_kv_layers", 0)
+        self.tensors = _Every((*without, *(() if self.integer("expert_count", 0) else (ROUTER,))), first)
+
+
+class _Every(dict[str, tuple[int, ...]]):
+    """The names of tensors: layers that see all have no values, and those from ``first`` on no keys either."""
+
+    def __init__(self, without: Sequence[str], first: int) -> None:
+        self._without, self._first = without, first
+
+    def __contains__(self, name: object) -> bool:
+        _, number, what, *_ = str(name).split(".")
+        lacks = {*self._without, *(["attn_v"] if int(number) % 3 == 2 else [])}
+        lacks |= {"attn_k", "attn_v"} if int(number) >= self._first else set()
+        return not any(word in what for word in lacks)
+
+
+def _gemma_4(head_length: int) -> dict[str, int | float | str | list[int]]:
+    return {
+        "attention.key_length_swa": head_length // 2,
+        "attention.value_length_swa": head_length // 2,
+        "rope.dimension_count_swa": head_length // 2,
+        "rope.freq_base_swa": 3000.0,
+        "embedding_length_per_layer_input": 0,
+    }
 
 
 def _layer(

@@ -10,6 +10,9 @@ from typing import Any
 from edgespec.architectures.shape import (
     EMBEDDING,
     HEAD,
+    INPUT_NORM,
+    INPUT_PROJECTION,
+    INPUT_ROWS,
     OUTPUT_NORM,
     ROUTER,
     Facts,
@@ -24,8 +27,10 @@ from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
 from edgespec.runtimes.native.tensors import (
+    MATRICES,
     TYPES,
     DeltaTensors,
+    LayerInputs,
     LayerTensors,
     ModelLayout,
     Rope,
@@ -46,10 +51,12 @@ _MATRICES = {
     "key": "attn_k",
     "value": "attn_v",
     "output": "attn_output",
-    "router": ROUTER,
     "gate": "ffn_gate",
     "up": "ffn_up",
     "down": "ffn_down",
+    "router": ROUTER,
+    "input_gate": "inp_gate",
+    "input_down": "proj",
 }
 _VECTORS = {
     "attention_norm": "attn_norm",
@@ -59,6 +66,11 @@ _VECTORS = {
     "query_norm": "attn_q_norm",
     "key_norm": "attn_k_norm",
     "sinks": "attn_sinks",
+    "input_post_norm": "post_norm",
+    "dense_post_norm": "post_ffw_norm_1",
+    "experts_norm": "pre_ffw_norm_2",
+    "experts_post_norm": "post_ffw_norm_2",
+    "output_scale": "layer_output_scale",
 }
 
 
@@ -139,6 +151,8 @@ class _Reader:
             query_factors=shape.query_factors(),
             query_span=scales.span,
             joins_heads=shape.joins_heads,
+            norms_values=architecture.norms_values,
+            inputs=self._inputs(shape, trimmed) if sizes.inputs else None,
             original_context=shape.original_context,
             experts=shape.experts,
             gates_heads=architecture.gates_heads,
@@ -152,23 +166,45 @@ class _Reader:
 
     def _layer(self, layer: Layer, shape: Shape) -> LayerTensors:
         parts, used = layer.parts, 0 if shape.experts is None else shape.experts.used
-        matrices: dict[str, Any] = {
-            name: self._matrix(parts[role], used) for name, role in _MATRICES.items() if role in parts
+        roles = {name: _MATRICES.get(name, name) for name in MATRICES}
+        found: dict[str, Any] = {
+            name: self._matrix(parts[role], used) if role in parts else None for name, role in roles.items()
         }
-        if "attn_qkv" in parts:
-            matrices["delta"] = self._delta(parts)
+        if "attn_qkv" in parts and "attn_gate" in parts:
+            found["delta"] = self._delta(parts)
         if "ffn_gate_shexp" in parts:
-            matrices["shared"] = SharedTensors(
+            found["shared"] = SharedTensors(
                 gate=self._matrix(parts["ffn_gate_shexp"], used),
                 up=self._matrix(parts["ffn_up_shexp"], used),
                 down=self._matrix(parts["ffn_down_shexp"], used),
                 router=self._weights(parts["ffn_gate_inp_shexp"].tensor, 1, shape.sizes.width),
             )
-        vectors: dict[str, Any] = {
-            name: self._floats(parts[role].tensor) if role in parts else None for name, role in _VECTORS.items()
-        }
+        for name in (*_VECTORS, "router_norm", "expert_scales"):
+            role = _VECTORS.get(name, name)
+            found[name] = self._floats(parts[role].tensor) if role in parts else None
         return LayerTensors(
-            **matrices, **vectors, window=layer.window, rope_table=layer.rope if layer.turns else None
+            **found,
+            kv_heads=layer.sizes.kv_heads,
+            head_length=layer.sizes.head,
+            rope_length=shape.ropes[layer.rope].length or shape.rope_length,
+            cache=layer.cache,
+            window=layer.window,
+            rope_table=layer.rope if layer.turns else None,
+        )
+
+    def _inputs(self, shape: Shape, trimmed: TrimmedDrafter | None) -> LayerInputs:
+        if trimmed is not None:
+            raise UnsupportedError("its layers have inputs, which a trimmed drafter lacks")
+        length, all_layers = shape.sizes.inputs, shape.sizes.inputs * shape.sizes.layers
+        rows = self._weights(INPUT_ROWS, shape.rows, all_layers)
+        _, block, _ = GGML_TYPES[rows.type_number]
+        if length % block or length % BLOCK:
+            raise UnsupportedError(f"a layer's part of {INPUT_ROWS}, {length}, is not a multiple of its blocks")
+        return LayerInputs(
+            length=length,
+            rows=rows,
+            projection=self._weights(INPUT_PROJECTION, all_layers, shape.sizes.width),
+            norm=self._floats(INPUT_NORM),
         )
 
     def _delta(self, parts: Mapping[str, Part]) -> DeltaTensors:
@@ -229,20 +265,19 @@ class _Reader:
 
 def _check_limits(shape: Shape) -> None:
     """Raise UnsupportedError for lengths that the kernels' blocks do not divide."""
-    sizes = shape.sizes
-    lengths = [("embedding", sizes.width), ("feed-forward", sizes.inner), ("heads", sizes.queries)]
-    if sizes.shared:
-        lengths.append(("shared expert", sizes.shared))
-    for what, count in lengths:
-        if count < BLOCK or count % BLOCK:
-            raise UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")
+    for sizes in dict.fromkeys((shape.sizes, *(layer.sizes for layer in shape.layers))):
+        lengths = {"embedding": sizes.width, "feed-forward": sizes.inner, "heads": sizes.queries}
+        further = {"dense feed-forward": sizes.dense, "shared expert": sizes.shared}
+        for what, count in (lengths | {name: length for name, length in further.items() if length}).items():
+            if count < BLOCK or count % BLOCK:
+                raise UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")
+        # 32 outputs of attention, which are quantised together, must lie within one group of heads.
+        sharing = sizes.heads // sizes.kv_heads
+        if sizes.head % LANES or sharing * sizes.head % BLOCK:
+            raise UnsupportedError(f"{sharing} heads of {sizes.head} elements share a key")
     experts = shape.experts
     if experts is not None and (experts.count > MOST_EXPERTS or experts.used > MOST_EXPERTS_USED):
         raise UnsupportedError(
             f"a row uses {experts.used} of its {experts.count} experts, and the kernels take at most "
             f"{MOST_EXPERTS_USED} of {MOST_EXPERTS}"
         )
-    # 32 outputs of attention, which are quantised together, must lie within one group of heads.
-    sharing = sizes.heads // sizes.kv_heads
-    if sizes.head % LANES or sharing * sizes.head % BLOCK:
-        raise UnsupportedError(f"{sharing} heads of {sizes.head} elements share a key")

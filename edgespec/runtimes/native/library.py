@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 18
+ABI = 19
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -101,6 +101,24 @@ class Layer(ctypes.Structure):
         ("delta", Delta),
         ("shared", Shared),
         ("joins_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_length", c_int64),
+        ("rope_length", c_int64),
+        ("cache_layer", c_int64),
+        ("value_norm", c_void_p),
+        ("output_scale", c_double),
+        ("input_gate", Matrix),
+        ("input_down", Matrix),
+        ("input_post_norm", c_void_p),
+        ("input_at", c_int64),
+        ("dense_gate", Matrix),
+        ("dense_up", Matrix),
+        ("dense_down", Matrix),
+        ("router_norm", c_void_p),
+        ("experts_norm", c_void_p),
+        ("dense_post_norm", c_void_p),
+        ("experts_post_norm", c_void_p),
+        ("expert_scales", c_void_p),
     )
 
 
@@ -208,6 +226,15 @@ class NativeModelStruct(ctypes.Structure):
         ("head", Matrix),
         ("embedding_rows", c_void_p),
         ("embedding_type", c_int64),
+        ("inputs", c_int64),
+        ("input_length", c_int64),
+        ("input_projection", Matrix),
+        ("input_norm", c_void_p),
+        ("input_rows", c_void_p),
+        ("input_type", c_int64),
+        ("input_row_scale", c_double),
+        ("input_projection_scale", c_double),
+        ("input_scale", c_double),
     )
 
 
@@ -249,7 +276,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_relaid_bytes": (c_int64, (c_int64, c_int64, c_int64)),
     "es_state_bytes": (c_int64, (c_void_p,)),
     "es_state_floor": (c_int64, (c_void_p,)),
-    "es_part_bytes": (c_int64, (c_void_p, c_int64, c_int64)),
+    "es_part_bytes": (c_int64, (c_void_p, c_int64, c_int64, c_int64)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),

@@ -104,7 +104,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         trained_context_length=header.context_length,
         weight_bytes=header.tensor_bytes - sum(tensor.byte_count for tensor in left_out),
         bytes_per_forward=header.bytes_per_forward - sum(map(header.bytes_read_of, left_out)),
-        kv_bytes_per_token=header.kv_bytes_per_token(KV_BITS),
+        kv_bytes_per_token=_cache_bytes(layout, range(len(layout.layers))),
         kv_type=KV_TYPE,
         can_fork=True,
         can_branch=layout.deltas is None,
@@ -116,17 +116,20 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
     return _facts_of_part(as_filed, header, layout, (), form.head_rows)
 
 
-def windowed_of(header: GgufHeader, layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
+def windowed_of(layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
     """What the layers with a window or a state take of a cache."""
     kept = [layer for number, layer in enumerate(layout.layers) if number not in skipped]
-    windows = [layer.window for layer in kept]
-    found = windowed_layers(sum(map(bool, windows)), max(windows, default=0), _layer_bytes(header))
+    widest = max((layer.window for layer in kept), default=0)
+    windowed = [number for number, layer in enumerate(layout.layers) if layer.window and number not in skipped]
+    found = windowed_layers(_cache_bytes(layout, windowed), widest)
     state_bytes = held_bytes(layout.deltas, sum(layer.delta is not None for layer in kept))
     return replace(found, state_bytes=state_bytes) if state_bytes else found
 
 
-def _layer_bytes(header: GgufHeader) -> int:
-    return header.kv_bytes_per_token(KV_BITS) // header.attention_layers  # these have the same cache
+def _cache_bytes(layout: ModelLayout, numbers: abc.Iterable[int]) -> int:
+    """Bytes of a token's keys and values in these layers; those of a layer that reads another's count there."""
+    owners = (layout.layers[number] for number in numbers if layout.layers[number].cache == number)
+    return sum(layer.cache_elements for layer in owners) * KV_BITS // 8
 
 
 def bytes_spared(file: LocatedModel) -> int:
@@ -182,10 +185,9 @@ def _facts_of_part(
         facts,
         weight_bytes=facts.weight_bytes - spared,
         bytes_per_forward=read,
-        kv_bytes_per_token=facts.kv_bytes_per_token
-        - sum(layout.layers[number].delta is None for number in skipped) * _layer_bytes(header),
+        kv_bytes_per_token=facts.kv_bytes_per_token - _cache_bytes(layout, skipped),
         mixture=mixture,
-        windowed=windowed_of(header, layout, skipped),
+        windowed=windowed_of(layout, skipped),
         settings=settings,
     )
 

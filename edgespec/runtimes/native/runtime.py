@@ -124,7 +124,7 @@ class NativeRuntime(Runtime):
         return KV_BITS
 
     def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
-        return windowed_of(file.header, read_layout(file.header, file.artefact))
+        return windowed_of(read_layout(file.header, file.artefact))
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """A short head, and four bits a weight for a drafter above the size limit, or with another vocabulary.

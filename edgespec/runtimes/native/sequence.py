@@ -241,22 +241,23 @@ class NativeCache:
 
     def parts(self, length: int) -> SavedParts | None:
         """The parts of the first ``length`` positions; None for lengths that no cache of this kind has."""
-        struct, windowed = self.part.struct, set(self._windows.layers)
-        deltas = {number for number in range(int(struct.layers)) if struct.layer[number].delta.mixed.tiles}
-        layers, heads = int(struct.layers), int(struct.kv_heads)
+        struct = self.part.struct
+        layers = [struct.layer[number] for number in range(int(struct.layers))]
+        kinds = [
+            None if layer.delta.mixed.tiles else bool(layer.window)
+            for number, layer in enumerate(layers)
+            if layer.cache_layer == number
+            for _head in range(int(layer.kv_heads))
+        ] * 2  # the keys' heads, then the values'; a layer with a state has none in use
+        whole = tuple(number for number, is_windowed in enumerate(kinds) if is_windowed is False)
+        windowed = tuple(number for number, is_windowed in enumerate(kinds) if is_windowed)
         with self._lock:
-            size = int(self._api.es_part_bytes(self._open(), 0, length))
-            piece = int(self._api.es_part_bytes(self._open(), self._windows.saved_from(length), length))
+            first = self._windows.saved_from(length)
+            piece = int(self._api.es_part_bytes(self._open(), (windowed or whole or (0,))[0], first, length))
+            size = int(self._api.es_part_bytes(self._open(), (whole or windowed or (0,))[0], 0, length))
         if not size:
             return None
-        numbers = range(2 * layers * heads)
-        return SavedParts(
-            whole=tuple(number for number in numbers if number // heads % layers not in windowed | deltas),
-            windowed=tuple(number for number in numbers if number // heads % layers in windowed),
-            size=size,
-            piece=piece,
-            state=self._state_bytes,
-        )
+        return SavedParts(whole=whole, windowed=windowed, size=size, piece=piece, state=self._state_bytes)
 
     def read_part(self, part: int, length: int) -> bytes:
         """One part of the first ``length`` positions. Raises ForwardError if there is none, ClosedError."""

@@ -99,6 +99,13 @@ class WeightTensor:
         return int(self.read * self.spared_bytes)
 
 
+# A layer's matrices in memory order; those of a mixture, of a layer's inputs and beside experts may be missing.
+MATRICES = (
+    *("query", "key", "value", "output", "gate", "up", "down", "router"),
+    *("input_gate", "input_down", "dense_gate", "dense_up", "dense_down"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaTensors:
     """A gated delta layer's part in place of attention (struct es_delta). ``bias`` is added to the decays."""
@@ -132,7 +139,10 @@ class SharedTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTensors:
-    """A layer has ``query``, ``key`` and ``value``, or ``delta``."""
+    """A layer has ``query``, ``key`` and ``value``, or ``delta``. ``cache``: the number of the layer whose keys and
+    values it reads. Without ``value``, keys are values as well; without ``up``, each expert's gate is above its up.
+    ``router_norm`` is still to be divided by the root of the embedding's length.
+    """
 
     attention_norm: TensorInfo | None
     feed_forward_norm: TensorInfo | None
@@ -146,20 +156,35 @@ class LayerTensors:
     value: WeightTensor | None = None
     output: WeightTensor
     gate: WeightTensor
-    up: WeightTensor
+    up: WeightTensor | None
     down: WeightTensor
+    kv_heads: int
+    head_length: int
+    rope_length: int
+    cache: int
     window: int
     rope_table: int | None
     router: WeightTensor | None = None
     delta: DeltaTensors | None = None
     shared: SharedTensors | None = None
+    input_gate: WeightTensor | None = None
+    input_down: WeightTensor | None = None
+    dense_gate: WeightTensor | None = None
+    dense_up: WeightTensor | None = None
+    dense_down: WeightTensor | None = None
+    input_post_norm: TensorInfo | None = None
+    experts_norm: TensorInfo | None = None
+    dense_post_norm: TensorInfo | None = None
+    experts_post_norm: TensorInfo | None = None
+    router_norm: TensorInfo | None = None
+    expert_scales: TensorInfo | None = None
+    output_scale: TensorInfo | None = None
 
     @property
     def matrices(self) -> Mapping[str, WeightTensor]:
         """Matrices by their names here, in memory order, but for those of ``delta`` and ``shared``."""
-        names = ("query", "key", "value", "output", "gate", "up", "down", "router")
-        found = {name: getattr(self, name) for name in names}
-        return {name: weight for name, weight in found.items() if weight is not None}
+        found = {name: getattr(self, name) for name in MATRICES}
+        return {name: matrix for name, matrix in found.items() if matrix is not None}
 
     @property
     def all_matrices(self) -> Iterator[WeightTensor]:
@@ -168,6 +193,11 @@ class LayerTensors:
         for part in (self.delta, self.shared):
             if part is not None:
                 yield from part.matrices.values()
+
+    @property
+    def cache_elements(self) -> int:
+        """Elements of a position's keys and values."""
+        return 2 * self.kv_heads * self.head_length if self.delta is None else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,10 +218,22 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """What each token gives to each layer: ``length`` elements of its row in ``rows``, and of a product with its
+    embedding, which has the norm ``norm``."""
+
+    length: int
+    rows: WeightTensor
+    projection: WeightTensor
+    norm: TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
     """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, None where nothing is
     rotated, its ``window`` the number of positions that a row sees, 0 for all. ``joins_heads``: the norms of queries
-    and keys are those of a row's heads as one vector.
+    and keys are those of a row's heads as one vector. ``norms_values``: each head's values are normalised, without
+    weights. Layers may have fewer ``kv_heads``, and shorter heads.
 
     Factors: ``embedding_scale`` of what enters the first layer, ``score_scale`` of a query's product with a key,
     ``residual_scale`` of what each half of a layer adds, ``logit_scale`` of the scores, ``query_factors[i]`` of
@@ -219,6 +261,8 @@ class ModelLayout:
     query_factors: tuple[float, ...] = ()
     query_span: int = 1
     joins_heads: bool = False
+    norms_values: bool = False
+    inputs: LayerInputs | None = None
     original_context: int = 0
     experts: Experts | None = None
     gates_heads: bool = False
@@ -234,6 +278,8 @@ class ModelLayout:
         """The matrices that are laid out, in memory order."""
         for layer in self.layers:
             yield from layer.all_matrices
+        if self.inputs is not None:
+            yield self.inputs.projection
         yield self.head
 
 

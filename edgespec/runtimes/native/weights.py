@@ -11,6 +11,7 @@ import decimal
 import functools
 import hashlib
 import json
+import math
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -42,6 +43,11 @@ _VECTORS = (
     "query_norm",
     "key_norm",
     "sinks",
+    "input_post_norm",
+    "dense_post_norm",
+    "experts_norm",
+    "experts_post_norm",
+    "expert_scales",
 )
 
 _NO_ROPE = -1  # in place of a table's number
@@ -104,7 +110,8 @@ class NativeWeights:
     def _describe(self, layout: ModelLayout) -> NativeModelStruct:
         long_ropes, experts = tuple(rope.at_length for rope in layout.ropes), layout.experts
         layers = (Layer * len(layout.layers))()
-        for layer, tensors in zip(layers, layout.layers, strict=True):
+        ones = self._keep(np.ones(layout.head_length, np.float32)) if layout.norms_values else None
+        for number, (layer, tensors) in enumerate(zip(layers, layout.layers, strict=True)):
             for name, weight in tensors.matrices.items():
                 setattr(layer, name, self._matrix(weight))
             for name in _VECTORS:
@@ -117,6 +124,16 @@ class NativeWeights:
                     setattr(layer.shared, name, self._matrix(weight))
             layer.window, layer.joins_heads = tensors.window, layout.joins_heads
             layer.rope_table = _NO_ROPE if tensors.rope_table is None else tensors.rope_table
+            layer.kv_heads, layer.head_length = tensors.kv_heads, tensors.head_length
+            layer.rope_length, layer.cache_layer = tensors.rope_length, tensors.cache
+            layer.value_norm, layer.output_scale = ones, 1.0
+            if tensors.output_scale is not None:
+                layer.output_scale = float(_read_floats(self.files, tensors.output_scale)[0])
+            if tensors.router_norm is not None:
+                root = np.float32(np.sqrt(layout.embedding))
+                layer.router_norm = self._keep(_read_floats(self.files, tensors.router_norm) / root)
+            if layout.inputs is not None:
+                layer.input_at = number * layout.inputs.length
         return NativeModelStruct(
             layers=len(layout.layers),
             embedding=layout.embedding,
@@ -158,6 +175,7 @@ class NativeWeights:
             head=self._matrix(layout.head),
             embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
             embedding_type=layout.embedding_rows.type_number,
+            **self._inputs(layout),
         )
 
     def _describe_delta(self, to: Delta, tensors: DeltaTensors) -> None:
@@ -166,6 +184,22 @@ class NativeWeights:
         kernel = _read_floats(self.files, tensors.kernel).reshape(tensors.mixed.rows, -1)
         to.kernel = self._keep(np.ascontiguousarray(kernel.T))
         to.rates, to.norm = self._floats(tensors.rates), self._floats(tensors.norm)
+
+    def _inputs(self, layout: ModelLayout) -> dict[str, Any]:
+        inputs = layout.inputs
+        if inputs is None:
+            return {}
+        return {
+            "inputs": inputs.length * len(layout.layers),
+            "input_length": inputs.length,
+            "input_projection": self._matrix(inputs.projection),
+            "input_norm": self._floats(inputs.norm),
+            "input_rows": self.files.bytes_of(inputs.rows.tensor).ctypes.data,
+            "input_type": inputs.rows.type_number,
+            "input_row_scale": math.sqrt(inputs.length),
+            "input_projection_scale": 1.0 / math.sqrt(layout.embedding),
+            "input_scale": math.sqrt(0.5),
+        }
 
     def _keep(self, array: NDArray[Any]) -> int:
         self._kept.append(array)
@@ -185,7 +219,9 @@ class NativeWeights:
 
     def _frequencies(self, layout: ModelLayout, ropes: Sequence[Rope]) -> int:
         """The address of radians per position of each pair: float64 of shape (ropes, rope_length / 2)."""
-        return self._keep(np.stack([self._frequencies_of(layout.rope_length, rope) for rope in ropes]))
+        most = layout.rope_length // 2
+        rows = [self._frequencies_of(rope.form.length or layout.rope_length, rope) for rope in ropes]
+        return self._keep(np.stack([np.pad(row, (0, most - len(row))) for row in rows]))
 
     def _frequencies_of(self, rope_length: int, rope: Rope) -> NDArray[np.float64]:
         factors = None if rope.factors is None else _read_floats(self.files, rope.factors).astype(np.float64)
@@ -494,9 +530,14 @@ class ModelPart:
         self.skipped = tuple(sorted(set(skipped)))
         self.head = head
         self.head_ids = head_ids
-        kept = [weights.struct.layer[number] for number in range(count) if number not in self.skipped]
-        if not kept:
+        numbers = [number for number in range(count) if number not in self.skipped]
+        if not numbers:
             raise InvalidRequestError("a model without layers computes nothing")
+        kept = [Layer.from_buffer_copy(weights.struct.layer[number]) for number in numbers]
+        for layer in kept:
+            if layer.cache_layer in self.skipped:
+                raise InvalidRequestError(f"other layers read the cache of layer {layer.cache_layer}")
+            layer.cache_layer = numbers.index(layer.cache_layer)
         self.struct = NativeModelStruct.from_buffer_copy(weights.struct)
         self.struct.layers = len(kept)
         self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # the cast keeps the array

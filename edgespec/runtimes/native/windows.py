@@ -55,12 +55,12 @@ class Windows:
         return max(0, self.first_seen(length) - SAVED_BACK) // _TILE * _TILE
 
 
-def windowed_layers(layer_count: int, widest: int, layer_bytes: int) -> WindowedLayers:
-    """What ``layer_count`` layers keep, each of which takes ``layer_bytes`` a token."""
-    if not layer_count:
+def windowed_layers(bytes_per_token: int, widest: int) -> WindowedLayers:
+    """What layers keep that take ``bytes_per_token`` together."""
+    if not bytes_per_token:
         return ALL_KEPT
     most = widest + KEPT_BACK + _STEP + PREFILL_CHUNK_TOKENS  # and the forward in flight
-    return WindowedLayers(bytes_per_token=layer_count * layer_bytes, positions=most)
+    return WindowedLayers(bytes_per_token=bytes_per_token, positions=most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
