@@ -163,7 +163,7 @@ def _mixture(optional: Callable[[TensorForm], tuple[TensorForm, ...]]) -> tuple[
 
 def _forms(facts: Facts, sizes: Sizes, block: str, *, has_keys: bool) -> tuple[TensorForm, ...]:
     def optional(form: TensorForm) -> tuple[TensorForm, ...]:
-        return (form,) if f"{block}{form.name}.{form.kind}" in facts.tensors else ()
+        return (form,) if f"{block}{form.name}{form.ends}" in facts.tensors else ()
 
     value = TensorForm("attn_v", {"attn_v": "keys"}, "width")
     keys: tuple[TensorForm, ...] = (TensorForm("attn_k", {"attn_k": "keys"}, "width"), *optional(value))
