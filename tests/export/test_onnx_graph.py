@@ -339,7 +339,7 @@ def test_an_unknown_architecture_is_refused_by_the_onnx_export(tmp_path: Path) -
         ("qwen3moe", {}, "mixtures of experts"),
         ("gpt-oss", {"window": 30}, "mixtures of experts"),
         ("qwen35", {}, "gated delta layers"),
-        ("gemma4", {"layers": 6}, "layers that differ in shape"),
+        ("gemma4", {"layers": 6, "window": 30}, "layers that differ in shape"),
         (
             "mistral3",
             {
