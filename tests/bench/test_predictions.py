@@ -141,13 +141,13 @@ def test_an_untimed_drafter_is_predicted_at_the_targets_current_speed() -> None:
 
 
 def test_the_report_contains_current_and_calibrated_predictions() -> None:
+    measured = SimpleNamespace(
+        costs=lambda: COSTS,
+        target=SimpleNamespace(bytes_per_forward=1000, cache_bytes=lambda tokens: 2 * tokens),
+        drafter=None,
+    )
     engine: Any = SimpleNamespace(
-        measurements=SimpleNamespace(
-            costs=lambda: COSTS,
-            target=SimpleNamespace(bytes_per_forward=1000, cache_bytes=lambda tokens: 2 * tokens),
-            drafter=None,
-        ),
-        machine=SimpleNamespace(as_json=dict),
+        pair=SimpleNamespace(measurements=measured, machine=SimpleNamespace(as_json=dict)),
         plan=SimpleNamespace(as_json=dict),
     )
     plain = a_round(verify_s=0.020)

@@ -28,8 +28,10 @@ DRAFTER = SimpleNamespace(bytes_per_forward=250)
 def engine(costs: Costs = COSTS, drafter: object = DRAFTER) -> Any:
     """What a report reads of an engine."""
     return SimpleNamespace(
-        measurements=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
-        machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
+        pair=SimpleNamespace(
+            measurements=SimpleNamespace(costs=lambda: costs, target=TARGET, drafter=drafter),
+            machine=SimpleNamespace(as_json=lambda: {"processor": "A processor"}),
+        ),
         plan=SimpleNamespace(as_json=lambda: {"reasons": ["because"]}),
     )
 

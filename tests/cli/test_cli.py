@@ -113,7 +113,7 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
 
 
 def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
-    stdin = "/stats\nhello\n/stats\n/plan\n/clear\nhello\n/nonsense\n/clera\n/sta\n/hel\n/quit\nnever asked\n"
+    stdin = "/stats\nhello\n/stats\n/plan why\n/clear\nhello\n/nonsense\n/clera\n/sta\n/hel\n/quit\nnever asked\n"
     result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
     first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]
@@ -192,7 +192,7 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
         f"{broken}: no such file",
         "~unknown-user/x.gguf",
         "without-template has no chat template",
-        "target answers",
+        "target is the model",
         "ending continues the conversation",
         "target continues the conversation",
     ):
