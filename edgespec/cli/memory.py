@@ -21,9 +21,9 @@ from edgespec.profiles.profile import USER_FILE, Profile
 app = typer.Typer(
     cls=Group,
     help="List the answers and beginnings that are kept of conversations, remove them, or learn texts.\n\n"
-    "`edgespec chat` keeps the answers of models, and the last conversation, in files that only you can read. "
-    "`history = false` in a profile switches this off. `edgespec serve` keeps what the model has read of "
-    "beginnings that two conversations shared; `prefixes = false` switches this off.",
+    "`edgespec chat` keeps the answers of models, the last conversation, and the lines that you typed, in files that "
+    "only you can read. `history = false` in a profile switches the first two off. `edgespec serve` keeps what the "
+    "model has read of beginnings that two conversations shared; `prefixes = false` switches this off.",
     invoke_without_command=True,
     **SETTINGS,
 )
@@ -62,7 +62,7 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
             {"path": str(each.path), "bytes": each.bytes, "answers": each.answers, "tokens": each.tokens}
             for each in kept
         ]
-        last = {"path": str(user_home.conversation), "bytes": _conversation_bytes(user_home)}
+        last = {"path": str(user_home.conversation), "bytes": _bytes_of(user_home.conversation)}
         total = {"path": str(user_home.answers), "bytes": size, "answers": answers, "tokens": tokens}
         print_json(
             {
@@ -78,8 +78,10 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
         return
     print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
-    if (last_bytes := _conversation_bytes(user_home)) is not None:
+    if (last_bytes := _bytes_of(user_home.conversation)) is not None:
         print(f"the last conversation, {readable_bytes(last_bytes)}, {user_home.conversation}")
+    if (typed_bytes := _bytes_of(user_home.history)) is not None:
+        print(f"the lines that you typed, {readable_bytes(typed_bytes)}, {user_home.history}")
     turn = "off: history = false" if on else "on: history = true"
     print(f"to switch it {turn} under [profile] in {user_home.root / USER_FILE}")
     for each in kept:
@@ -177,7 +179,7 @@ def learn(
 
 @app.command("clear", cls=Command)
 def clear(context: typer.Context, json: JsonOption = False) -> None:
-    """Remove every kept answer and beginning, and the last conversation."""
+    """Remove every kept answer and beginning, the last conversation, and the lines that you typed."""
     from edgespec.engine.learned.answers import answers_lock
     from edgespec.engine.prefixes.stored import clear_prefixes
 
@@ -187,8 +189,9 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         with answers_lock(user_home) if user_home.answers.is_dir() else contextlib.nullcontext():
             for path in [*(each.path for each in kept), *user_home.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
-        last_bytes = _conversation_bytes(user_home)
+        last_bytes, typed_bytes = _bytes_of(user_home.conversation), _bytes_of(user_home.history)
         user_home.conversation.unlink(missing_ok=True)
+        user_home.history.unlink(missing_ok=True)
         prefixes = clear_prefixes(user_home)
     except OSError as error:
         raise EdgespecError(
@@ -203,14 +206,16 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
     note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
     if last_bytes is not None:
         note(f"the last conversation removed, {readable_bytes(last_bytes)}")
+    if typed_bytes is not None:
+        note(f"the lines that you typed removed, {readable_bytes(typed_bytes)}")
     if prefixes:
         note(f"{_beginnings(len(prefixes))} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
 
 
-def _conversation_bytes(user_home: Home) -> int | None:
-    """Size of the last conversation's file; None without one."""
+def _bytes_of(path: Path) -> int | None:
+    """Size of a file; None without one."""
     try:
-        return user_home.conversation.stat().st_size
+        return path.stat().st_size
     except OSError:
         return None
 

@@ -95,6 +95,10 @@ def _store(network: Network = ONLINE) -> Store:
 
 def _fetchable(text: str) -> CatalogueName | HubReference:
     reference = parse_reference(text, catalogue().keys())
+    if text.startswith("ollama:"):
+        raise InvalidRequestError(
+            f"{text} is a model of Ollama, which fetches it", hint=f"`ollama pull {text.removeprefix('ollama:')}`"
+        )
     if isinstance(reference, LocalPath):
         raise InvalidRequestError(
             f"{text} is a path, so there is nothing to download", hint="use the path as MODEL in other commands"

@@ -15,6 +15,8 @@ from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+# Ollama's NAME:TAG, of a model that is not there; a single letter before the colon is a drive of Windows.
+_TAGGED_NAME = re.compile(r"(?!ollama:)[\w.-]{2,}:[\w.-]+")
 _HUB_FORM = "hf:ORG/REPO[:QUANT][@REVISION][/FILE]"
 _QUANT = re.compile(r"[A-Za-z0-9_]{1,40}")
 _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
@@ -156,7 +158,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         return _parse_hub(_of_page(text[address.end() :]))
     if _is_repository(text):
         return _parse_hub(f"hf:{text}")
-    plain = _PLAIN_NAME.fullmatch(text) and not text.lower().endswith(".gguf")
+    plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
     if text in known or (plain and not Path(text).exists()):
         return CatalogueName(text)
     try:
