@@ -527,7 +527,7 @@ def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_me
 
     with chosen() as engine:
         assert (drafter_of(engine), why_not(engine)) == (sibling, {universal: "other_drafter"})
-        assert "once both are measured" in engine.considered_drafters[0].verdict.text
+        assert "whether it is faster is not measured" in engine.considered_drafters[0].verdict.text
     for name, draft_s in ((sibling, 0.03), (universal, 0.01)):
         with chosen(draft=name) as engine:
             prior = AcceptancePrior(by_position=(0.7,) * POSITIONS, tokens=100.0)
