@@ -80,8 +80,8 @@ def calibrate(
             show(f"plan         {reason}")
         if taken > BUSY_SHARE:
             note(
-                f"other programs used {100 * taken:.0f} % of the processor: figures of a quieter time were kept; "
-                "calibrate again when it is idle"
+                f"other programs used {100 * taken:.0f} % of the processor: figures of a quieter time stay, if "
+                "there are any; calibrate again when it is idle"
             )
         if engine.left_out:
             note(

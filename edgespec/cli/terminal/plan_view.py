@@ -70,6 +70,7 @@ def _limit(plan: Plan, best: Candidate | None) -> str:
         return plan.drafter_off
     if best is None or plan.mode == "plain":
         return "every token reads all weights"
-    most = f"{best.possible_speedup:.1f}x at most, if all guesses are right"
+    whose = "the drafter's guesses" if best.depth else "guesses"
+    most = f"{best.possible_speedup:.1f}x if all {whose} are right"
     expected = f"{best.tokens_per_round:.1f} tokens a round expected" if best.depth else "what copies gain varies"
     return f"{expected}; {most}"
