@@ -180,6 +180,14 @@ def _record(record: Any) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------- the rounds
 
 
+def _plain_json(arguments: str) -> str:
+    """Arguments without the blanks and the order in which a model wrote them; other text as it is."""
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRounds:
     """Answers with calls, the calls' results, and the answer without calls.
@@ -213,7 +221,7 @@ class ToolRounds:
             before, told, results = told, [], list[dict[str, Any]]()
             for call in done.tool_calls:
                 text = self._call(call)
-                told.append((call.name, call.arguments, text))
+                told.append((call.name, _plain_json(call.arguments), text))
                 results.append({"role": "tool", "tool_call_id": call.id, "content": text})
                 if budget.cancelled:
                     break

@@ -138,7 +138,8 @@ def test_the_rounds_are_bounded(session: Session, says: list[str | None], rounds
 
 
 def test_a_model_that_calls_in_circles_must_answer(session: Session, says: list[str | None]) -> None:
-    says += [*[call({"city": "x"})] * 2, "Well."]
+    spaced = call({"city": "x", "days": 1}).replace(": ", " :\n ")
+    says += [call({"days": 1, "city": "x"}), spaced, "Well."]
     done, results = read(session, weather)
     assert (done.content, len(results)) == ("Well.", 2)
     assert [message["role"] for message in session.messages] == ["user", "assistant", "tool", "assistant"]
