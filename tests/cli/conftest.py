@@ -19,10 +19,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.fixture
 def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that is asked a few prompts: enough to see what is done with its answers."""
-    from edgespec.cli.export import export
+    from edgespec.bench import suite
     from edgespec.export.trim import choose_rows
 
-    monkeypatch.setattr(export, "calibration_prompts", lambda: PROMPTS)
+    monkeypatch.setattr(suite, "calibration_prompts", lambda: PROMPTS)
     monkeypatch.setattr(choose_rows, "TOKENS_PER_PROMPT", ANSWER_TOKENS)
 
 

@@ -44,7 +44,7 @@ MODELS: dict[Any, dict[str, Any]] = {
         "settings": {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
     },
     "qwen35": {"quant": "Q8_0", "layers": 3, "deltas": (2, 1, 32, 4)},
-    "gemma4": {"quant": "Q8_0", **SHARING},
+    "gemma4": {"quant": "Q8_0", **{key: value for key, value in SHARING.items() if key != "architecture"}},
     "gemma3": {"quant": "Q8_0", "window": 7, "head_length": 48, "settings": {"attention.sliding_window_pattern": 2}},
 }
 # At and around every limit of a check or a kernel.

@@ -56,6 +56,16 @@ def with_magnitude(layout: ModelLayout) -> ModelLayout:
     )
 
 
+def turning_a_part(pairs: int) -> Change:
+    """24 elements of each head are rotated: neighbours (0), or halves (1)."""
+
+    def changed(layout: ModelLayout) -> ModelLayout:
+        layers = tuple(replace(layer, rope_length=24) for layer in layout.layers)
+        return replace(layout, rope_length=24, rope_pairs=pairs, ropes=WITHOUT_FACTORS, layers=layers)
+
+    return changed
+
+
 def without_rotation(layout: ModelLayout) -> ModelLayout:
     """Nothing is rotated in the first layer."""
     first, *others = layout.layers
@@ -87,8 +97,8 @@ NUMBERS: dict[str, Change] = {
     "query factors": changing(query_factors=QUERY_FACTORS, query_span=20),
     "rope magnitude": with_magnitude,
     "no rotation in one layer": without_rotation,
-    "a part of each head rotated, in neighbours": changing(rope_length=24, rope_pairs=0, ropes=WITHOUT_FACTORS),
-    "a part of each head rotated, in halves": changing(rope_length=24, rope_pairs=1, ropes=WITHOUT_FACTORS),
+    "a part of each head rotated, in neighbours": turning_a_part(0),
+    "a part of each head rotated, in halves": turning_a_part(1),
     "long factors": with_long_factors,
     "everything": with_everything,
 }
