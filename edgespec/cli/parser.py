@@ -110,6 +110,8 @@ class Program(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that ``args`` name, and its arguments."""
+        if args[0] == "help":
+            args = [*args[1:], "--help"]
         args = [*OLD_COMMANDS.get(args[0], args[:1]), *args[1:]]
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name in self.places and type(command) is TyperCommand:

@@ -235,6 +235,7 @@ def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Pat
     ("line", "words"),
     [
         ("/set warmth 1", "there is no setting 'warmth'"),
+        ("/set temprature 1", "did you mean temperature?"),
         ("/set seed x", "seed must be a whole number, got 'x'"),
         ("/set top-p hot", "top-p must be a number, got 'hot'"),
         ("/set temperature", "/set temperature takes one value"),
@@ -620,6 +621,8 @@ def test_old_commands_and_other_spellings_are_understood(here: InProcess) -> Non
     assert succeeded(here("version")).out == succeeded(here("--version")).out
     assert succeeded(here("history", "--json")).out == succeeded(here("memory", "--json")).out
     assert succeeded(here("learn", "--help")).out == succeeded(here("memory", "learn", "--help")).out
+    assert succeeded(here("help")).out == succeeded(here("--help")).out
+    assert succeeded(here("help", "memory", "learn")).out == succeeded(here("learn", "--help")).out
     assert succeeded(here("history", "clear")).err == "no answers are kept\n"
     result = here("profiles", "show", "laptop-battery")
     assert result.err.startswith("the profile laptop-battery is not listed any more; it stands for")

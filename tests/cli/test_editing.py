@@ -192,6 +192,72 @@ def test_a_line_entered_during_an_answer_is_the_next_prompt(opened: Open, place:
     assert history(place) == ["hello", "sent ahead"]
 
 
+def test_a_paste_during_an_answer_is_one_marker_that_waits(opened: Open, place: Home) -> None:
+    chat = opened("--max-tokens", "400")
+    chat.type("hello\r")
+    chat.wait_for(r"hello\S*\s+\S")
+    lines = [f"row {number} of a text that is pasted" for number in range(150)]
+    chat.type(PASTE_BEGINS + "\r".join(lines) + PASTE_ENDS)
+    chat.wait_for(ANSWERED)
+    chat.wait_for(r"\[150 lines pasted\]")
+    time.sleep(0.3)
+    assert not chat.find(ANSWERED), "nothing is sent before Enter"
+    chat.type("\r")
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert "row" not in chat.plain
+    assert history(place) == ["hello", "\n".join(lines)]
+
+
+def test_lines_entered_during_an_answer_are_prompts_in_order(opened: Open, place: Home) -> None:
+    chat = opened("--max-tokens", "400")
+    chat.type("hello\r")
+    chat.wait_for(r"hello\S*\s+\S")
+    chat.type("/stats\rone\r" + PASTE_BEGINS + "two\rthree" + PASTE_ENDS + "\rfour")
+    for shown in (ANSWERED, "first token", "> one", ANSWERED, "three", ANSWERED, "four"):
+        chat.wait_for(shown)
+    chat.type(CTRL_C)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["hello", "/stats", "one", "two\nthree"]
+
+
+def test_lines_entered_before_ctrl_c_wait_in_the_editor(opened: Open, place: Home) -> None:
+    chat = opened("--max-tokens", "4000", "--context", "8192")
+    chat.type("hello\r")
+    chat.wait_for(r"hello\S*\s+\S")
+    chat.type("/stats\rone\r")
+    chat.type(CTRL_C)
+    chat.wait_for("stopped")
+    chat.wait_for("one")
+    chat.type("\r")
+    chat.wait_for(r"/stats takes one line, and nothing was run")
+    chat.wait_for("one")
+    assert "first token" not in chat.plain
+    chat.type(CTRL_C)
+    chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place) == ["hello", "/stats\none"]
+
+
+def test_ctrl_c_after_the_ready_line_does_not_end_the_chat(loading: Terminal) -> None:
+    loading.wait_for("is ready")
+    loading.type(CTRL_C)
+    loading.wait_for("Ctrl-C again within 2 s")
+    loading.wait_for(EDITING)
+    leave(loading)
+
+
+def test_slash_help_fits_a_terminal_of_24_rows(opened: Open) -> None:
+    chat = opened()
+    chat.type("/help\r")
+    chat.wait_for("would have written")
+    chat.wait_for(EDITING)
+    leave(chat)
+    shown = chat.plain[chat.plain.index("this list") : chat.plain.index("would have written")]
+    assert shown.count("\n") < 22  # the prompts before and after it need two rows
+
+
 @pytest.fixture
 def loading(tiny: TinyModels, place: Home) -> Iterator[Terminal]:
     """A chat that has only just been started."""
@@ -209,7 +275,17 @@ def test_a_line_entered_while_the_model_loads_is_the_first_prompt(loading: Termi
     assert history(place) == ["sent early"]
 
 
-def test_several_lines_entered_while_the_model_loads_wait_in_the_editor(loading: Terminal, place: Home) -> None:
+def test_lines_entered_while_the_model_loads_are_prompts_in_order(loading: Terminal, place: Home) -> None:
+    loading.wait_for(r"\x1b\[\?2004h")
+    loading.type("one\r/stats\r/plan\r")
+    for shown in (ANSWERED, "first token", "> /plan"):
+        loading.wait_for(shown)
+    loading.wait_for(EDITING)
+    leave(loading)
+    assert history(place) == ["one", "/stats", "/plan"]
+
+
+def test_several_lines_entered_before_the_chat_begins_wait_in_the_editor(loading: Terminal, place: Home) -> None:
     loading.type("one\rtwo\rthree")
     loading.wait_for("is ready")
     loading.wait_for("three")

@@ -16,8 +16,8 @@ pty = pytest.importorskip("pty", reason="terminals are a matter of POSIX")
 fcntl = pytest.importorskip("fcntl", reason="terminals are a matter of POSIX")
 termios = pytest.importorskip("termios", reason="terminals are a matter of POSIX")
 
-# The beginning of an editable prompt: the terminal then marks pasted text.
-EDITING = r"\x1b\[\?2004h"
+# The beginning of an editable prompt: pasted text is marked, and the first line is drawn without wrapping.
+EDITING = r"\x1b\[\?2004h(\x1b\[\?1l)?\x1b\[\?25l\x1b\[0m\x1b\[\?7l"
 
 ESCAPE_CODE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
 
@@ -64,7 +64,10 @@ class Terminal:
         fcntl.ioctl(self._controller, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
     def type(self, keys: str | bytes) -> None:
-        os.write(self._controller, keys.encode() if isinstance(keys, str) else keys)
+        rest = keys.encode() if isinstance(keys, str) else keys
+        while rest:
+            with contextlib.suppress(BlockingIOError):  # the program reads more slowly
+                rest = rest[os.write(self._controller, rest) :]
 
     def wait_for(self, pattern: str) -> str:
         """Wait until ``pattern`` appears after the last match; returns the match."""

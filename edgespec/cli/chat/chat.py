@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import shorten
 from typing import Any
@@ -22,7 +21,7 @@ from edgespec.cli.chat.talk import Talk
 from edgespec.cli.memory import for_chat
 from edgespec.cli.options import AnswerFlags, SeededFlags, check_thinking, open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import State, note, print_error, unechoed
+from edgespec.cli.terminal.output import State, note, print_error
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
@@ -63,9 +62,9 @@ def run_chat(
         return open_engine(for_chat(other), state)
 
     interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts)
-    silent = unechoed if prompts.drawn else nullcontext
     with (
-        open_with_offer(chosen, state, as_json=json, silent=silent) as engine,
+        open_with_offer(chosen, state, as_json=json, prompts=prompts) as engine,
+        prompts.held(),
         Talk(
             engine,
             load,
@@ -77,16 +76,16 @@ def run_chat(
             before_reload=state.interrupts.obeyed,
         ) as talk,
     ):
-        if interactive and not state.quiet:
-            note(f"{engine.plan.target.model} is ready. /help lists commands.", dim=True)
         check_thinking(engine, think=think)
+        greeting = [f"{engine.plan.target.model} is ready. /help lists commands."]
+        greeting = greeting if interactive and not state.quiet else []
         if kept is not None:
-            note(continues(talk.session.messages), dim=True)
+            greeting.append(continues(talk.session.messages))
         measuring = interactive and engine.can_calibrate
         status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
         going = _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens, keeps=keeps)
-        going.run(prompts, silent, interactive)
+        going.run(prompts, greeting, interactive)
 
 
 def _prompts(interrupts: Interrupts) -> Prompts:
@@ -126,24 +125,28 @@ class _Chat:
         # Used only if prompts are typed: from a pipe the next prompt is available immediately.
         self._idle = IdleCalibration(talk.engine)
 
-    def run(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> None:
-        """Answer prompts until the chat ends. Within ``silent``, the terminal does not show typed keys."""
+    def run(self, prompts: Prompts, greeting: Sequence[str], interactive: bool) -> None:
+        """Print the lines of ``greeting``, and answer prompts until the chat ends."""
         forgives = (signal.SIGINT,) if interactive else ()
         with self._interrupts.during(forgives=forgives), self._idle:
+            for line in greeting:  # from now on Ctrl-C does not end the program
+                note(line, dim=True)
             while True:
                 try:
-                    if not self._turn(prompts, silent, interactive):
+                    if not self._turn(prompts, interactive):
                         break
                 except KeyboardInterrupt:
                     if self._interrupts.leaving:
                         raise
                     # A terminal that we do not draw needs a line break after the typed text.
                     note(f"{'' if prompts.drawn else chr(10)}Ctrl-C again within 2 s, or /exit, leaves", dim=True)
+                if self._interrupts.pending():
+                    prompts.unsend()
                 self._interrupts.obeyed()
         if self._failed and not interactive:
             raise typer.Exit(1)
 
-    def _turn(self, prompts: Prompts, silent: Callable[[], AbstractContextManager[None]], interactive: bool) -> bool:
+    def _turn(self, prompts: Prompts, interactive: bool) -> bool:
         """Read a prompt and obey or answer it; False at the end. Raises KeyboardInterrupt."""
         try:
             begun, self._begun = self._begun, ""
@@ -152,15 +155,14 @@ class _Chat:
         except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
             self._fail(error)
             return True
-        with silent():
-            if prompt is None or (interactive and not prompt.quoted and leaves(prompt.text)):
-                asked = None
-            else:
-                asked = self._to_answer(prompt)
+        if prompt is None or (interactive and not prompt.quoted and leaves(prompt.text)):
+            asked = None
+        else:
+            asked = self._to_answer(prompt)
         self._keep()
         if asked is None or (isinstance(asked, str) and not asked.strip()):
             return asked is not None
-        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,)), silent():
+        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,)):
             self._answer(asked)
         self._keep()
         if self._interrupts.leaving:

@@ -26,37 +26,40 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.disk import readable_bytes
 from edgespec.text.grammar.form import form_of
 
-# Each command's usage, and what the command does.
+# Each command's usage, and what the command does, on one line of 80 columns: /help fits 80x24.
 COMMANDS = (
     ("/help", "this list"),
     ("/retry", "answer the last prompt again, with another seed"),
     ("/more", "continue an answer that was cut or stopped"),
-    ("/undo", "remove the last prompt and its answer; the prompt is back in the line"),
+    ("/undo", "put the last prompt back in the line, and remove its answer"),
     ("/set", "show the sampling settings; to change one: /set temperature 0.7"),
     ("/system TEXT", 'set the system message; "none" removes it; without TEXT, show it'),
-    ("/json", "write the next answers in JSON; also /json SCHEMA, /json FILE; /json off ends it"),
-    ("/save FILE", "save the conversation to a file, with what the model has read of it"),
+    ("/json", "answer in JSON; also /json SCHEMA, /json FILE; /json off ends it"),
+    ("/save FILE", "save the conversation, with what the model has read of it"),
     ("/load FILE", "continue a saved conversation instead of this one"),
     ("/model NAME", "switch to another model; without NAME, show the current one"),
     ("/guesses", "turn the shading of guessed tokens on or off"),
     ("/copy", "copy the last answer to the clipboard"),
     ("/clear", "forget the conversation"),
     ("/stats", "show times and counts of the last answer"),
-    ("/plan", "show where models run, and which drafter guesses; /plan why gives the reasons"),
+    ("/plan", "show where models run, and what guesses; /plan why says why"),
     ("/exit", "leave the chat (also Ctrl-D)"),
 )
+
+# Commands whose text may have several lines.
+_LONG = ("/system", "/json")
 
 # Keys and marks, listed by /help after the commands.
 _KEYS = (
     ("//", "starts a prompt that begins with a slash"),
-    ('"""', "starts and ends a prompt of several lines; pasted lines need no marks"),
+    ('"""', "starts and ends a prompt of several lines; a paste needs none"),
     ("Alt-Enter", "starts a new line (also Ctrl-J)"),
-    ("Ctrl-C", "stops the answer, or clears the line; twice in an empty line leaves the chat"),
+    ("Ctrl-C", "stops the answer, clears the line; in an empty line twice: leaves"),
 )
 
 _GUESS = (
-    "A guess is a token proposed by a smaller model or copied from the text. The model checks several guesses in one "
-    "pass and keeps those that it would have written itself."
+    "A guess is a token from a smaller model or a copied text. The model checks several at once, and keeps those "
+    "that it would have written."
 )
 
 # Settings of /set: names of fields of Sampling, with their types and common values.
@@ -168,7 +171,11 @@ class Commands:
         """Run a command and return what the chat has to do next, if anything. Raises EdgespecError."""
         name, *rest = line.split(maxsplit=1)
         text, talk = (rest[0] if rest else None), self._talk
-        match _full_name(name):
+        full = _full_name(name)
+        if "\n" in line and full in _names() and full not in _LONG:
+            note(f"{full} takes one line, and nothing was run: send the lines after it by themselves")
+            return Edit(line)
+        match full:
             case "/exit":
                 return Leave()
             case "/help":
@@ -326,7 +333,9 @@ def _setting(words: list[str]) -> dict[str, Any]:
     """The field of Sampling to change, and its new value. Raises InvalidRequestError."""
     name = words[0].lower().replace("_", "-")
     if name not in SETTINGS:
-        raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=f"settings: {', '.join(SETTINGS)}")
+        near = get_close_matches(name, SETTINGS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"settings: {', '.join(SETTINGS)}"
+        raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=hint)
     if len(words) != 2:
         raise InvalidRequestError(f"/set {name} takes one value", hint="for example /set temperature 0.7")
     if name == "seed" and words[1].lower() in ("none", "drawn"):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json as json_format
-import select
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from edgespec.cli.chat.prompts import Prompts
 from edgespec.cli.options import open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import State, note, print_error, stderr_columns
@@ -33,36 +33,28 @@ _NARROWEST = 20
 
 
 @contextmanager
-def open_with_offer(
-    profile: Profile, state: State, *, as_json: bool, silent: Callable[[], AbstractContextManager[None]]
-) -> Iterator[Engine]:
+def open_with_offer(profile: Profile, state: State, *, as_json: bool, prompts: Prompts) -> Iterator[Engine]:
     """Open the engine for a chat, with a drafter that its user agreed to download. Raises as ``open_engine`` does.
 
-    The question is skipped without a terminal, offline, and with ``as_json``. Within ``silent``, the terminal does
-    not show keys that are typed while a model loads.
+    The question is skipped without a terminal, offline, and with ``as_json``. Keys that are typed while a model loads
+    are for ``prompts``.
     """
-    with silent():
+    with prompts.held():
         engine = open_engine(profile, state)
     try:
-        offer = None if as_json or state.offline or not _can_ask() else engine.drafter_offer
+        offer = None if as_json or state.offline or not _can_ask(prompts) else engine.drafter_offer
         if offer is not None and offer.target not in _declined(home()) and _fetched(offer, state):
             engine.close()
-            with silent():
+            with prompts.held():
                 engine = _open_again(profile, state)
         yield engine
     finally:
         engine.close()
 
 
-def _can_ask() -> bool:
+def _can_ask(prompts: Prompts) -> bool:
     """Whether a person can answer. Keys typed before the question are a prompt, not its answer."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and not _is_typing()
-
-
-def _is_typing() -> bool:
-    with contextlib.suppress(OSError, ValueError):  # Windows cannot select on a console
-        return bool(select.select([sys.stdin], [], [], 0)[0])
-    return False
+    return sys.stdin.isatty() and sys.stderr.isatty() and not prompts.typed_ahead()
 
 
 def _fetched(offer: DrafterOffer, state: State) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
@@ -22,11 +21,10 @@ from prompt_toolkit.output import ColorDepth
 from edgespec.cli.chat.pastes import Pastes
 from edgespec.cli.chat.prompt_history import PromptHistory
 from edgespec.cli.chat.prompts import FIRST, FURTHER, Prompt, unquoted
+from edgespec.cli.chat.typed_ahead import TypedAhead
 from edgespec.cli.suggestions import Suggest
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import decode_input, enter_as_key, note
-
-_LONGEST_LINE = 4096  # bytes of a terminal's line on Linux; other systems have less
+from edgespec.cli.terminal.output import decode_input, note
 
 
 class EditedPrompts:
@@ -34,7 +32,7 @@ class EditedPrompts:
 
     A marker stands for long text that is pasted, recalled or given back; Backspace behind a marker removes it.
     The arrow keys recall earlier prompts, and Ctrl-R searches them. Ctrl-C clears a line with text.
-    Commands are completed while the user types.
+    Commands are completed while the user types. Within ``held``, keys typed between prompts are for the next ones.
     """
 
     drawn = True
@@ -55,6 +53,16 @@ class EditedPrompts:
             interrupt_exception=_InterruptedError,
         )
         self._session = session
+        self._ahead = TypedAhead(session.input)
+
+    def held(self) -> AbstractContextManager[None]:
+        return self._ahead.held()
+
+    def typed_ahead(self) -> bool:
+        return bool(self._ahead)
+
+    def unsend(self) -> None:
+        self._ahead.unsend()
 
     def read(self, begun: str = "") -> Prompt | None:
         while True:
@@ -64,18 +72,14 @@ class EditedPrompts:
                 begun = ""
 
     def _edited(self, begun: str) -> Prompt | None:
+        if begun:  # a prompt that is given back is edited: the user decides
+            self.unsend()
         try:
-            with enter_as_key():  # also for keys typed before the editor starts
-                ahead = begun + _typed_ahead()
-                sent = ahead.removesuffix("\n")
-                # Several lines may be one prompt, and a prompt that is given back is edited: the user decides.
-                whole = sent != ahead and "\n" not in sent and not begun
-                with self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)):
-                    shown = self._session.prompt(
-                        default=self._pastes.shown(sent if whole else ahead),
-                        accept_default=whole,
-                        handle_sigint=False,
-                    )
+            with (
+                self._ahead.given(),
+                self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)),
+            ):
+                shown = self._session.prompt(default=self._pastes.shown(begun), handle_sigint=False)
         except _InterruptedError:
             if not self._interrupts.pending():  # Ctrl-C as a key
                 signal.raise_signal(signal.SIGINT)
@@ -99,18 +103,6 @@ class EditedPrompts:
 def _leave(editor: Application[str]) -> None:
     if editor.is_running and not editor.is_done:
         editor.exit(exception=_InterruptedError())
-
-
-def _typed_ahead() -> str:
-    """Lines typed before the editor started. The editor would read their Enter as Ctrl-J."""
-    typed = b""
-    with contextlib.suppress(OSError, ValueError):  # Windows cannot select on a console
-        number = sys.stdin.fileno()
-        # In line mode a terminal gives one whole line for each read, and an empty line for Ctrl-D.
-        while select.select([number], [], [], 0)[0] and (line := os.read(number, _LONGEST_LINE)):
-            typed += line
-    # An Enter typed before the previous editor ended is a carriage return.
-    return typed.replace(b"\r", b"\n").decode("utf-8", "surrogateescape")
 
 
 class _ClearedError(Exception):

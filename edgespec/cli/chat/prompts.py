@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import select
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +38,15 @@ class Prompts(Protocol):
         KeyboardInterrupt.
         """
 
+    def held(self) -> AbstractContextManager[None]:
+        """Within the block a drawn terminal shows no keys but those of a prompt; the next prompt gets the others."""
+
+    def typed_ahead(self) -> bool:
+        """Whether keys were typed that no prompt has received."""
+
+    def unsend(self) -> None:
+        """The keys that were typed ahead wait in the editor, and send nothing by themselves."""
+
 
 class LinePrompts:
     """One prompt a line, or several lines between triple quotes; ``first`` and ``further`` are shown before them."""
@@ -44,6 +56,17 @@ class LinePrompts:
     def __init__(self, interrupts: Interrupts, first: str = "", further: str = "") -> None:
         self._interrupts = interrupts
         self._first, self._further = first, further
+
+    def held(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def typed_ahead(self) -> bool:
+        with contextlib.suppress(OSError, ValueError):  # Windows cannot select on a console
+            return bool(select.select([sys.stdin], [], [], 0)[0])
+        return False
+
+    def unsend(self) -> None:
+        """The terminal has dropped the line."""
 
     def read(self, begun: str = "") -> Prompt | None:
         line = self._read_line(self._first)

@@ -32,7 +32,7 @@ _TWICE_WITHIN_S = 2.0
 _RETRY_S = 0.05
 
 EXIT_INTERRUPTED = 130
-_SHOW_CURSOR = b"\x1b[?25h"
+_SHOW_CURSOR_UNMARK_PASTES = b"\x1b[?25h\x1b[?2004l"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +169,7 @@ class Interrupts:
 
 
 def _terminal() -> Callable[[], None]:
-    """What puts the terminal of stdin back to its present modes, and shows the cursor that a progress bar hid."""
+    """What puts the terminal of stdin back to its present modes, shows the cursor and marks no pastes."""
     try:
         import termios
     except ImportError:  # Windows
@@ -183,6 +183,6 @@ def _terminal() -> Callable[[], None]:
         with contextlib.suppress(OSError, termios.error):
             termios.tcsetattr(0, termios.TCSANOW, modes)
             if os.isatty(2) and os.environ.get("TERM") != "dumb":
-                os.write(2, _SHOW_CURSOR)
+                os.write(2, _SHOW_CURSOR_UNMARK_PASTES)
 
     return restore

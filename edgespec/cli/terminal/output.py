@@ -12,8 +12,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
@@ -209,49 +209,6 @@ def stdout_is_rich() -> bool:
 
 def _is_rich(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-@contextmanager
-def unechoed() -> Iterator[None]:
-    """The terminal does not echo keys typed within the block; the next read of stdin receives the keys.
-
-    An echo would appear within the answer's text and break its lines.
-    """
-    with _without(local="ECHO"):
-        yield
-
-
-@contextmanager
-def enter_as_key() -> Iterator[None]:
-    """Within the block, Enter is read as a carriage return, which differs from Ctrl-J."""
-    with _without(input="ICRNL"):
-        yield
-
-
-@contextmanager
-def _without(*, input: str | None = None, local: str | None = None) -> Iterator[None]:
-    """Switch a terminal mode off, by its name in ``termios``. Without a terminal, do nothing."""
-    try:
-        import termios
-    except ImportError:  # on Windows, keys are not shown before they are read
-        yield
-        return
-    try:
-        number = sys.stdin.fileno()
-        before = termios.tcgetattr(number)
-    except (OSError, ValueError, termios.error):
-        yield
-        return
-    changed = list(before)
-    for index, name in ((0, input), (3, local)):
-        if name is not None:
-            changed[index] &= ~getattr(termios, name)
-    termios.tcsetattr(number, termios.TCSANOW, changed)
-    try:
-        yield
-    finally:
-        with suppress(termios.error):
-            termios.tcsetattr(number, termios.TCSANOW, before)
 
 
 def enable_native_log() -> None:
