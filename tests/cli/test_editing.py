@@ -23,6 +23,8 @@ PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
 # In llama.cpp nothing is drafted before it is measured.
 NOTHING_KNOWN = {"EDGESPEC_RUNTIME": "llama", "EDGESPEC_DRAFT_RUNTIME": "llama"}
 ANSWERED = r"cut at the token limit"
+# The editor has ended, and what is typed waits for the next prompt.
+ANSWERING = r"\x1b\[\?2004l\x1b\[\?2004h"
 
 Open = Callable[..., Terminal]
 
@@ -195,7 +197,7 @@ def test_a_line_entered_during_an_answer_is_the_next_prompt(opened: Open, place:
 def test_a_paste_during_an_answer_is_one_marker_that_waits(opened: Open, place: Home) -> None:
     chat = opened("--max-tokens", "400")
     chat.type("hello\r")
-    chat.wait_for(r"hello\S*\s+\S")
+    chat.wait_for(ANSWERING)
     lines = [f"row {number} of a text that is pasted" for number in range(150)]
     chat.type(PASTE_BEGINS + "\r".join(lines) + PASTE_ENDS)
     chat.wait_for(ANSWERED)
@@ -212,7 +214,7 @@ def test_a_paste_during_an_answer_is_one_marker_that_waits(opened: Open, place: 
 def test_lines_entered_during_an_answer_are_prompts_in_order(opened: Open, place: Home) -> None:
     chat = opened("--max-tokens", "400")
     chat.type("hello\r")
-    chat.wait_for(r"hello\S*\s+\S")
+    chat.wait_for(ANSWERING)
     chat.type("/stats\rone\r" + PASTE_BEGINS + "two\rthree" + PASTE_ENDS + "\rfour")
     for shown in (ANSWERED, "first token", "> one", ANSWERED, "three", ANSWERED, "four"):
         chat.wait_for(shown)
@@ -225,7 +227,7 @@ def test_lines_entered_during_an_answer_are_prompts_in_order(opened: Open, place
 def test_lines_entered_before_ctrl_c_wait_in_the_editor(opened: Open, place: Home) -> None:
     chat = opened("--max-tokens", "4000", "--context", "8192")
     chat.type("hello\r")
-    chat.wait_for(r"hello\S*\s+\S")
+    chat.wait_for(ANSWERING)
     chat.type("/stats\rone\r")
     chat.type(CTRL_C)
     chat.wait_for("stopped")

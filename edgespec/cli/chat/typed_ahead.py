@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ _AT_ONCE = 4096  # bytes of a read; a terminal on Linux holds no more
 
 # Seconds after a read without a complete key, so that a closed terminal does not keep the thread busy.
 _REST_S = 0.001
+
+
+# Ctrl-C is obeyed, and the answer to an earlier editor's question for the cursor is not a key.
+_NOT_KEPT = (Keys.ControlC, Keys.CPRResponse)
 
 
 class TypedAhead:
@@ -96,8 +101,9 @@ class TypedAhead:
         try:
             while wakes not in select.select([number, wakes], [], [])[0]:
                 keys = self._keyboard.read_keys()
-                # The answer to an earlier editor's question for the cursor is not a key.
-                self._keys += [press for press in keys if press.key != Keys.CPRResponse]
+                if any(press.key == Keys.ControlC for press in keys):  # typed just before the editor ended
+                    os.kill(os.getpid(), signal.SIGINT)
+                self._keys += [press for press in keys if press.key not in _NOT_KEPT]
                 if not keys:
                     select.select([wakes], [], [], _REST_S)
         finally:
