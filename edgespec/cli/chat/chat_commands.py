@@ -58,8 +58,8 @@ _KEYS = (
 )
 
 _GUESS = (
-    "A guess is a token from a smaller model or a copied text. The model checks several at once, and keeps those "
-    "that it would have written."
+    "A guess is a token from a smaller model or a copied text. The model checks several in one pass, and keeps "
+    "those that it would have written."
 )
 
 # Settings of /set: names of fields of Sampling, with their types and common values.
