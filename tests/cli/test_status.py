@@ -406,7 +406,7 @@ class Measured:
 
     def __init__(self, made: Plan, plain_s: float | None) -> None:
         self.plan, self._plain_s = made, plain_s
-        self.measurements = self
+        self.pair = self.measurements = self
 
     def costs(self) -> Costs:
         return Costs(plain_s=self._plain_s)
