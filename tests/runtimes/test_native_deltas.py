@@ -28,7 +28,7 @@ from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
 from tests.support.native_batches import Work, batch_of
-from tests.support.native_models import some_tokens
+from tests.support.native_models import restored, some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 
@@ -134,14 +134,7 @@ class Walk:
         length = self.sequence.length
         if not self.sequence.holds(length):
             return
-        count, size = self.sequence.part_sizes(length)
-        parts = [self.sequence.read_part(part, length) for part in range(count)]
-        assert {len(part) for part in parts} == {size}
-        other = self.model.open(len(self.tokens))
-        other.restore(parts, length)
-        assert [other.read_part(part, length) for part in range(count)] == parts
-        self.sequence.close()
-        self.sequence = other
+        self.sequence = restored(self.model, self.sequence, length, len(self.tokens))
 
     def cancel(self) -> None:
         """A forward that was cancelled between layers leaves the cache usable."""

@@ -23,7 +23,7 @@ from edgespec.runtimes.native.windows import SavedParts, windowed_layers
 from tests.runtimes.tree_contract import path_to
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
-from tests.support.native_models import SHARING, some_tokens
+from tests.support.native_models import SHARING, restored, some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()
@@ -148,14 +148,7 @@ class Walk:
             with pytest.raises(InvalidRequestError, match="there is no part"):
                 self.sequence.read_part(0, length)
             return
-        count, size = self.sequence.part_sizes(length)
-        parts = [self.sequence.read_part(part, length) for part in range(count)]
-        assert {len(part) for part in parts} == {size}
-        other = self.model.open(len(self.tokens))
-        other.restore(parts, length)
-        assert [other.read_part(part, length) for part in range(count)] == parts
-        self.sequence.close()
-        self.sequence, self.begun = other, length
+        self.sequence, self.begun = restored(self.model, self.sequence, length, len(self.tokens)), length
 
 
 def test_every_row_is_that_of_a_cache_that_keeps_everything(model: NativeModel, path: Path) -> None:

@@ -14,10 +14,12 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.trimmed_drafter import TrimmedDrafter
 from edgespec.runtimes.native.layout import read_layout
+from edgespec.runtimes.native.model import NativeModel
+from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.tiny_gguf import write_tiny_gguf
 
-__all__ = ["KINDS", "SHARING", "VARIANTS", "Files", "reading", "some_tokens"]
+__all__ = ["KINDS", "SHARING", "VARIANTS", "Files", "reading", "restored", "some_tokens"]
 
 # Seven layers: the sixth attends to all positions, the others to a window.
 _WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
@@ -211,3 +213,15 @@ def reading(change: Callable[[ModelLayout], ModelLayout] | ModelLayout) -> Itera
 
 def some_tokens(path: Path, count: int) -> list[int]:
     return random.Random(11).choices(range(read_header(path).vocabulary_size), k=count)
+
+
+def restored(model: NativeModel, sequence: NativeSequence, length: int, context: int) -> NativeSequence:
+    """Another sequence with the cache of the first ``length`` tokens, by its parts. Closes ``sequence``."""
+    count, size = sequence.part_sizes(length)
+    parts = [sequence.read_part(part, length) for part in range(count)]
+    assert {len(part) for part in parts} == {size}
+    other = model.open(context)
+    other.restore(parts, length)
+    assert [other.read_part(part, length) for part in range(count)] == parts
+    sequence.close()
+    return other
