@@ -93,7 +93,7 @@ __all__ = ["__version__", *sorted([*_HOMES, *_errors.__all__])]
 def __getattr__(name: str) -> object:
     home = "errors" if name in _errors.__all__ else _HOMES.get(name)
     if name in _OLD:
-        from edgespec.engine.old_shapes import warn_old
+        from edgespec.engine.events import warn_old
 
         home, new = _OLD[name]
         warn_old(f"edgespec.{name}", new)

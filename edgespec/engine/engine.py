@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from edgespec.calibration.timing import QUICK, Scope
 from edgespec.decoding.sampling import Sampling, SamplingFields
-from edgespec.engine.old_shapes import warn_old
+from edgespec.engine.events import warn_old
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.engine.pair.load import (

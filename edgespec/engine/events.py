@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from edgespec.decoding.logprobs import TokenLogprob
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
-from edgespec.engine.old_shapes import warn_old
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.plan import Plan
 from edgespec.text.conversation.pieces import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+def warn_old(old: str, new: str) -> None:
+    """Warn the caller's caller that ``old`` goes in the next version. ``new`` is what to use in its place."""
+    warnings.warn(f"{old} goes in the next version of edgespec: use {new}", DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True, slots=True)

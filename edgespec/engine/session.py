@@ -12,14 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from edgespec.decoding.round_base import LoopLimits
+from edgespec.decoding.pipelined.loop import PipelinedLoop
+from edgespec.decoding.round_base import LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling, SamplingFields, seeded
+from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.events import Done
 from edgespec.engine.functions import MOST_ROUNDS, Function, OnEvent, ToolRounds, tools_of
-from edgespec.engine.loops import bound_of, decode_loop
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.pair.why_no_drafts import why_no_drafts
 from edgespec.engine.request_checks import (
     busy,
     check_ends,
@@ -31,7 +33,6 @@ from edgespec.engine.request_checks import (
     check_tokens,
 )
 from edgespec.engine.saved_session import write_session
-from edgespec.engine.why_no_drafts import why_no_drafts
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, InvalidRequestError, RewindError
 from edgespec.interfaces.counted_text import Context, common_prefix
 from edgespec.interfaces.drafting import DraftRequest
@@ -429,26 +430,22 @@ class Session:
             exact_length=pair.exact_length,
             logprobs=logprobs,
         )
+        parts = (self._target, drafts, own, self._chooser, history, limits)
+        loop: Rounds = (
+            DecodeLoop(*parts, trees=speculating.trees and self._can_branch)
+            if budget is None
+            else PipelinedLoop(*parts, submit=self._own_draft_thread().submit, budget=budget)
+        )
         return AnswerTask(
             turn=turn,
             ends=ends,
-            bound=bound_of(pair, self._conversation, turn, form, self._owner),
+            bound=pair.bound(self._conversation, turn, form, self._owner),
             sampling=sampling,
             seed_is_fresh=asked.seed is None,
             depth=own,
             plan=plain_version(pair.plan) if plain else pair.plan,
             drafts=drafts,
-            loop=decode_loop(
-                self._target,
-                drafts,
-                own,
-                self._chooser,
-                history,
-                limits,
-                budget,
-                trees=speculating.trees and self._can_branch,
-                draft_thread=self._own_draft_thread,
-            ),
+            loop=loop,
             history=history,
             parts=self._conversation.parts(turn, ends),
             notices=[

@@ -191,6 +191,12 @@ def test_source_files_are_short_and_well_named() -> None:
     assert not wrong, report(wrong)
 
 
+@pytest.mark.parametrize(("folder", "most"), [("engine", 10), ("cli", 20)])
+def test_a_folder_with_many_rooms_has_corridors(folder: str, most: int) -> None:
+    rooms = [path for path in (PACKAGE / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    assert 1 < len(rooms) - 1 <= most, sorted(path.name for path in rooms)  # but for the folder's own __init__.py
+
+
 def test_only_runtimes_depend_on_the_kind_of_runtime() -> None:
     wrong = asks_for_a_runtime(PACKAGE)
     assert not wrong, report(wrong)

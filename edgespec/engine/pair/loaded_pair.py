@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.decoding.constraint import Constraint
+from edgespec.decoding.constraint import Bound, Constraint
 from edgespec.decoding.pipelined.budget import Budget
 from edgespec.drafters.forced import ForcedDrafter
 from edgespec.drafters.lookup import LookupDrafter
@@ -50,7 +50,8 @@ from edgespec.profiles.profile import Profile
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
-from edgespec.text.conversation.conversation import PromptFormat
+from edgespec.text.conversation.conversation import Conversation, PromptFormat, Turn
+from edgespec.text.conversation.messages import begun
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.after_thinking import AfterThinking, BehindMark, tokens_of
@@ -318,7 +319,16 @@ class LoadedPair:
         """``ModelPool.load_comparable`` for the plan's context: models to compare, next to the target."""
         return self.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
 
-    def bound(self, form: CompiledForm, thinking: tuple[ThinkingMarks, bool] | None) -> Constraint:
+    def bound(self, conversation: Conversation, turn: Turn, form: CompiledForm | None, owner: str) -> Bound | None:
+        """The cursors of an answer that has a form, which begins behind its thinking, or that may call tools."""
+        thinking, prompt_tokens = conversation.thinking(turn), len(turn.tokens)
+        if form is None:
+            calls = None if turn.tools is None else self.begun_calls(turn.tools, thinking, owner)
+            return None if calls is None else Bound(calls, prompt_tokens)
+        continued = begun(turn.after) is not None and thinking is not None and not thinking[1]
+        return Bound(self._behind(form, None if continued else thinking), prompt_tokens)
+
+    def _behind(self, form: CompiledForm, thinking: tuple[ThinkingMarks, bool] | None) -> Constraint:
         """The form behind an answer's thinking, and behind the mark of the answer unless it is a call."""
         if thinking is None:
             return form
