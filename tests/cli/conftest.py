@@ -8,6 +8,19 @@ import pytest
 
 from tests.support.command_line import InProcess
 from tests.support.exporting import ANSWER_TOKENS, PROMPTS, TEXT
+from tests.support.tiny_models import TinyModels
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: TinyModels) -> tuple[str, ...]:
+    """Options that name the tiny pair."""
+    return ("--target", str(tiny.target), "--draft", str(tiny.drafter))
+
+
+@pytest.fixture(scope="module")
+def root(tiny: TinyModels) -> Path:
+    """A home whose probe is made once for all these tests."""
+    return tiny.home.root
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.neighbours import Used
 from edgespec.planning.choice.planner import ESTIMATED
 from tests.support.calibrating import fix_plain_ratio, measured, shorten_calibration, stored
-from tests.support.command_line import InProcess, Result, command, environment, run_cli, status_lines
+from tests.support.command_line import InProcess, command, environment, run_cli, status_lines, succeeded
 from tests.support.processor import first_runtime, processor_runtimes
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
@@ -66,12 +66,6 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def options(tiny: TinyModels) -> tuple[str, ...]:
     return ("--target", str(tiny.target), "--draft", str(tiny.drafter), "--context", "300")
-
-
-def succeeded(result: Result) -> Result:
-    assert result.code == 0, result.err
-    assert "Traceback" not in result.err
-    return result
 
 
 # ------------------------------------------------------------------------------------------------ calibrate

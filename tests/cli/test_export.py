@@ -25,8 +25,8 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
 from edgespec.placement.prepared import PreparedModel
-from tests.support.command_line import InProcess, command, environment, run_cli
-from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, stop_half_done, succeeded
+from tests.support.command_line import InProcess, command, environment, run_cli, succeeded
+from tests.support.exporting import AUTO, GGUF, is_whole, left_behind, stop_half_done
 from tests.support.tiny_models import TinyModels, put_into_store
 from tests.support.trimmed_folder import write_trimmed_folder
 

@@ -15,8 +15,8 @@ import pytest
 from edgespec.export.optimum import process as optimum_process
 from edgespec.files.gguf.header import read_header
 from edgespec.files.onnx.folder import read_onnx_folder
-from tests.support.command_line import InProcess, Result, run_cli
-from tests.support.exporting import GGUF, is_whole, left_behind, succeeded
+from tests.support.command_line import InProcess, Result, run_cli, succeeded
+from tests.support.exporting import GGUF, is_whole, left_behind
 from tests.support.hub_server import HubServer, running
 from tests.support.tiny_models import TinyModels
 from tests.support.tiny_onnx import llama_logits

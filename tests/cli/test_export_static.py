@@ -10,8 +10,7 @@ import pytest
 from edgespec.export.onnx.export import LEAST_STATIC_CACHE
 from edgespec.files.gguf.header import read_header
 from edgespec.files.onnx.folder import read_onnx_folder
-from tests.support.command_line import InProcess
-from tests.support.exporting import succeeded
+from tests.support.command_line import InProcess, succeeded
 from tests.support.tiny_models import TinyModels
 
 FIXED = ("--to", "onnx", "--static-cache", str(LEAST_STATIC_CACHE))

@@ -23,8 +23,8 @@ from edgespec.files.gguf.header import read_header
 from edgespec.placement.prepared import PreparedModel
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
-from tests.support.command_line import InProcess
-from tests.support.exporting import GGUF, succeeded
+from tests.support.command_line import InProcess, succeeded
+from tests.support.exporting import GGUF
 from tests.support.fake_runtime import FakeModel
 from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -23,8 +23,8 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.native.library import load as load_native
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
-from tests.support.command_line import InProcess, command, environment
-from tests.support.exporting import is_whole, succeeded
+from tests.support.command_line import InProcess, command, environment, succeeded
+from tests.support.exporting import is_whole
 from tests.support.planning import model_facts
 from tests.support.terminal import EDITING, Terminal
 from tests.support.tiny_models import answer

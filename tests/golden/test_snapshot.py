@@ -27,8 +27,8 @@ import edgespec.errors
 from edgespec.files.home import Home
 from edgespec.server.openapi import document
 from tests.support.calibrating import fix_plain_ratio, shorten_calibration
-from tests.support.command_line import InProcess, Result, run_cli
-from tests.support.exporting import GGUF, succeeded
+from tests.support.command_line import InProcess, Result, run_cli, succeeded
+from tests.support.exporting import GGUF
 from tests.support.hub_server import HubServer, running
 from tests.support.tiny_models import TinyModels, put_into_store
 

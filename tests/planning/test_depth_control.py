@@ -14,9 +14,7 @@ from edgespec.files.checked import read, to_json
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior
-from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.depth.answer import AT_ONCE, MOVED, PLAIN_AGAIN, PLAIN_EVERY, AnswerDepth
 from edgespec.planning.depth.base import NOT_CALIBRATED
 from edgespec.planning.depth.control import DepthControl
@@ -33,19 +31,16 @@ from edgespec.planning.depth.price import (
     worth_buying,
 )
 from tests.support.drawn_requests import (
-    CALIBRATED_AT,
     LLAMA,
     NATIVE,
-    Request,
     Scenario,
     World,
     believed,
     draw_request,
-    draw_scenario,
     generator,
 )
-from tests.support.request_bounds import LEAST, LEAST_MEAN, OF_A_SCENARIO, ORDER, SOON_TOKENS, order, serve_drawn
-from tests.support.simulated_clock import Controlled, Served, serve, serve_each
+from tests.support.request_bounds import SOON_TOKENS
+from tests.support.simulated_clock import Controlled, serve, serve_each
 
 STEP_S = NATIVE.forward_s(1, 100)
 
@@ -158,55 +153,6 @@ def test_experience_follows_recent_answers_and_fades_without_trials() -> None:
     for _ in range(40):
         known.learn(50.0, 100, 30)
     assert known.gain(0.4) == pytest.approx(0.5, abs=0.05)
-
-
-# ------------------------------------------------------------------------------------------------ current T(w)
-
-
-def test_times_beyond_the_calibrated_contexts_are_extrapolated_linearly() -> None:
-    curves = believed(NATIVE).curves
-    assert curves is not None
-    times = LiveTimes(curves, 8)
-    for width in (1, 4, 8):
-        for context in (*CALIBRATED_AT, 4000):
-            assert times.now_s(width, context) == pytest.approx(NATIVE.forward_s(width, context))
-    assert times.all_now(500) == pytest.approx([NATIVE.forward_s(width, 500) for width in range(1, 9)])
-
-
-def test_a_slower_machine_is_distinguished_from_a_slower_width() -> None:
-    curves = believed(NATIVE).curves
-    assert curves is not None
-    times = LiveTimes(curves, 8)
-    for _ in range(5):
-        times.record(1, 100, 2.0 * STEP_S)
-    assert times.factor == pytest.approx(2.0)
-    assert times.now_s(4, 100) == pytest.approx(2.0 * NATIVE.forward_s(4, 100))
-    for _ in range(20):
-        times.record(1, 100, STEP_S)
-        for _ in range(5):
-            times.record(4, 100, 1.5 * NATIVE.forward_s(4, 100))
-    assert times.now_s(4, 100) / times.now_s(1, 100) == pytest.approx(
-        1.5 * NATIVE.forward_s(4, 100) / STEP_S, rel=0.03
-    )
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf, 1e6])
-def test_implausible_times_are_not_learned(seconds: float) -> None:
-    curves = believed(NATIVE).curves
-    assert curves is not None
-    times = LiveTimes(curves, 8)
-    assert times.record(1, 100, seconds) is None
-    assert (times.factor, times.since_plain, times.moved) == (1.0, 0, 1.0)
-
-
-def test_a_single_stall_does_not_change_the_times() -> None:
-    curves = believed(NATIVE).curves
-    assert curves is not None
-    times = LiveTimes(curves, 8)
-    for place in range(20):
-        times.record(1 + place % 4, 100, NATIVE.forward_s(1 + place % 4, 100) * (20.0 if place == 10 else 1.0))
-    assert times.factor == pytest.approx(1.0)
-    assert times.now_s(3, 100) == pytest.approx(NATIVE.forward_s(3, 100), rel=0.25)
 
 
 # --------------------------------------------------------------------------------------------------- the answer
@@ -732,130 +678,6 @@ def test_threads_can_share_a_depth_control() -> None:
         thread.join()
     assert errors == []
     assert len(own.history().lengths) == 24
-
-
-# --------------------------------------------------------------------------------- target and drafter in parallel
-
-
-def beside(contention: Contention | None = None, world: World = NATIVE) -> DepthControl:
-    return DepthControl(replace(believed(world), contention=contention), 4, pipelined=True)
-
-
-def overlapped(width: int, emitted: int, *, slower: float = 1.0) -> RoundRecord:
-    return replace(round_of(width, emitted, factor=slower), overlapped=True, draft_forwards=3, source="model")
-
-
-def test_pipelined_drafting_allows_one_more_token_and_sets_no_gate() -> None:
-    answer = drafting(beside())
-    allowance = answer.allow("model", 1)
-    assert (allowance.depth, allowance.gate, allowance.window, allowance.patience_s) == (5, None, None, math.inf)
-    assert answer.why_off("model") is None
-    copies = answer.allow_free("lookup")
-    assert copies.depth == 4
-    assert copies.gate is not None
-
-
-def test_only_a_pipelined_policy_drafts_during_the_prompt() -> None:
-    assert beside().answer(prompt_tokens=9).allow("model", 9).depth == 5
-    assert control().answer(prompt_tokens=9).allow("model", 9).depth == 0
-
-
-def test_contention_that_eats_the_gain_makes_drafting_hopeless() -> None:
-    own = beside(Contention(target_factor=6.0, drafter_factor=3.0))
-    answer = begun(own)
-    assert answer.allow("model").depth == 0
-    why = answer.why_off("model")
-    assert why is not None
-    assert why.code == "no_drafter_pays"
-    own.replan(believed(NATIVE), 4, pipelined=True)
-    drafting(own)
-
-
-def test_pipelined_rounds_slower_than_plain_pause_drafting() -> None:
-    answer = drafting(beside())
-    rounds = 0
-    while answer.allow("model", 1).depth:
-        answer.record(overlapped(4, 2, slower=4.0))
-        rounds += 1
-    assert rounds < 8
-    good = drafting(beside(Contention(target_factor=1.4, drafter_factor=1.4)))
-    for _ in range(30):
-        assert good.allow("model", 1).depth == 5
-        good.record(overlapped(4, 3, slower=1.4))
-
-
-def test_overlapped_rounds_never_count_as_plain_rounds() -> None:
-    own = beside()
-    answer = drafting(own)
-    answer.record(round_of())
-    plain = own.plain_tokens_per_s
-    for _ in range(PLAIN_EVERY):
-        assert answer.allow("model", 1).depth == 5
-        answer.record(overlapped(1, 2, slower=1.2))
-    assert own.plain_tokens_per_s == plain
-    assert answer.allow("model", 1).depth == 0, "plain decoding is timed in this round"
-    answer.record(round_of())
-    assert answer.allow("model", 1).depth == 5
-
-
-def test_reading_in_parallel_costs_only_the_targets_slowdown() -> None:
-    own = beside()
-    own.lengths = Lengths([100] * 20)
-    assert begun(own, 100_000).allow("model", 100_000).depth == 5
-    crowded = beside(Contention(target_factor=1.3, drafter_factor=1.3))
-    crowded.lengths = Lengths([100] * 20)
-    assert begun(crowded, 10).allow("model", 10).depth == 5
-    assert begun(crowded, 100_000).allow("model", 100_000).depth == 0
-
-
-# ---------------------------------------------------------------------------------------------------- the bounds
-
-
-def bought_at(served: Served) -> int | None:
-    """Tokens of the answer before its first round that drafted with the model; None if there was no such round."""
-    return next((at for at, own in zip(served.tokens_at, served.records, strict=True) if own.source == "model"), None)
-
-
-def ended_after(request: Request, tokens: int) -> Request:
-    """The same answer, ended after ``tokens`` tokens."""
-    known = request.right[:tokens], request.copied[:tokens]
-    behind = [False] * (len(request.right) - tokens)
-    return replace(request, tokens=tokens, right=known[0] + behind, copied=known[1] + behind)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40))
-def test_an_answer_that_ends_right_after_a_purchase_is_at_most_a_tenth_slower(seed: int) -> None:
-    """The worst end for a purchase, with a drafter that is wrong from then on."""
-    scenario = draw_scenario(seed)
-    for place in range(0, 24, 4):
-        before, request = [scenario.request(index) for index in range(place)], scenario.request(place)
-        bought = bought_at(serve_each(scenario, Controlled(scenario), [*before, request], keep=True)[-1])
-        if bought is None:
-            continue
-        wrong = replace(request, right=[*request.right[:bought], *[False] * (len(request.right) - bought)])
-        for more in (1, 2, 6):
-            ended = ended_after(wrong, min(request.tokens, bought + more))
-            served = serve_each(scenario, Controlled(scenario), [*before, ended])[-1]
-            assert served.ratio >= LEAST, f"request {place}, bought after {bought} tokens, ended after {ended.tokens}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, 10))
-def test_random_requests_stay_above_the_speed_bound_singly_and_on_average(first: int) -> None:
-    drawn = serve_drawn(Controlled, 10 * OF_A_SCENARIO, first)
-    assert drawn.requests == 400
-    assert drawn.worst[0][0] >= LEAST
-    for lengths, ratios in drawn.learned.items():
-        assert statistics.fmean(ratios) >= LEAST_MEAN, lengths
-
-
-@pytest.mark.parametrize(("kind", "before"), [("code", "translation"), ("translation", "code")])
-def test_a_text_is_drafted_equally_well_after_twenty_of_another_kind(kind: str, before: str) -> None:
-    one = order(Controlled, NATIVE, kind, before)
-    assert one.off > -ORDER
-    if kind == "code":
-        assert statistics.median(one.first_drafts) <= SOON_TOKENS
 
 
 def test_a_plan_that_gets_a_drafter_or_new_priors_does_not_disturb_a_running_answer() -> None:

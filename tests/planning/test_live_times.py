@@ -13,6 +13,7 @@ import pytest
 from edgespec.interfaces.model import Company
 from edgespec.planning.cost.curve import ContextCurves, Curve, ExpertTimes
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
+from tests.support.drawn_requests import CALIBRATED_AT, NATIVE, believed
 
 # T(w) / T(1) of a kernel with cheap further rows, and how often decoding with a drafter uses each width.
 WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
@@ -191,7 +192,7 @@ def test_a_time_that_no_clock_measures_teaches_nothing(seconds: float) -> None:
     for _ in range(5):
         assert times.record(1, 100, seconds) is None
         plain.record(seconds)
-    assert times.factor == 1.0
+    assert (times.factor, times.since_plain, times.moved) == (1.0, 0, 1.0)
     assert plain.tokens_per_s is None
 
 
@@ -203,6 +204,16 @@ def test_what_a_width_is_off_is_known_for_forwards_that_were_compared_with_a_pla
     assert times.off is None
     times.record(4, 100, 3 * times.usual_s(4, 100))
     assert times.off == pytest.approx(1.5)
+
+
+def test_times_beyond_the_calibrated_contexts_are_extrapolated_linearly() -> None:
+    curves = believed(NATIVE).curves
+    assert curves is not None
+    times = LiveTimes(curves, 8)
+    for width in (1, 4, 8):
+        for context in (*CALIBRATED_AT, 4000):
+            assert times.now_s(width, context) == pytest.approx(NATIVE.forward_s(width, context))
+    assert times.all_now(500) == pytest.approx([NATIVE.forward_s(width, 500) for width in range(1, 9)])
 
 
 # ------------------------------------------------------------------------------------------------- experts

@@ -12,18 +12,13 @@ import pytest
 
 from edgespec.store import scan
 from edgespec.store.found import ModelFolders, find_models
-from tests.support.command_line import Result, run_here
+from tests.support.command_line import run_here, succeeded
 from tests.support.other_programs import LIBRARY, User, write_file
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 from tests.support.vocabularies import byte_letters, write_vocabulary
-
-
-def succeeded(result: Result) -> Result:
-    assert result.code == 0, result.err
-    return result
 
 
 @pytest.fixture

@@ -50,6 +50,12 @@ class Result:
         return hints[0]
 
 
+def succeeded(result: Result) -> Result:
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    return result
+
+
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment without variables that change the program's behaviour."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("EDGESPEC_", "HF_"))}

@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.bench.suite import Prompt
 from edgespec.files.gguf.header import read_header
 from edgespec.files.trimmed_drafter import read_artefact
-from tests.support.command_line import InProcess, Result
+from tests.support.command_line import InProcess, succeeded
 
 __all__ = [
     "ANSWER_TOKENS",
@@ -27,7 +27,6 @@ __all__ = [
     "is_whole",
     "left_behind",
     "stop_half_done",
-    "succeeded",
     "vocabulary_size",
 ]
 
@@ -40,12 +39,6 @@ TEXT = "".join(f"the water is on the way, they said {number} times.\n" for numbe
 
 GGUF = ("--to", "gguf")
 AUTO = ("--trim-vocab", "auto")
-
-
-def succeeded(result: Result) -> Result:
-    assert result.code == 0, result.err
-    assert "Traceback" not in result.err
-    return result
 
 
 def export_trimmed(here: InProcess, source: Path, out: Path, *options: str | Path) -> dict[str, Any]:
