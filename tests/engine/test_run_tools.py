@@ -30,12 +30,6 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    with engine.session() as session:
-        yield session
-
-
-@pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What the answers say, one after the other, each at its first token; None: what the model says."""
     answers, feed, seen = list[str | None](), AnswerText.feed, dict[int, AnswerText]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -26,16 +25,15 @@ from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, DiskSpaceError, InvalidRequestError, SessionFileError
 from edgespec.files import session_file
 from edgespec.files.home import Home
-from edgespec.files.provenance import NO_MAC, mac_in
 from edgespec.files.session_file import SessionFile
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.kernel_calls import require_native
 from tests.support.native_models import reading
+from tests.support.saved_files import FIRST, Parts
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, read_all
 
-FIRST = struct.Struct("<8sII32s")
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=5)
 CONVERSATIONS = 20
 
@@ -81,32 +79,6 @@ def saved(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> bytes:
         answer(session.generate("and the people", max_tokens=20))
         assert session.save(path) == path.stat().st_size
     return path.read_bytes()
-
-
-@dataclass
-class Parts:
-    """A saved file in pieces, to be changed and written again: as an attacker would, or as the home would."""
-
-    header: dict[str, Any]
-    tokens: bytes
-    cache: bytes
-    magic: bytes = b"edgesess"
-    version: int = 2
-
-    @staticmethod
-    def of(content: bytes) -> Parts:
-        magic, version, length, _ = FIRST.unpack_from(content)
-        header = json.loads(content[FIRST.size : FIRST.size + length])
-        tokens = FIRST.size + length + 4 * header["token_count"]
-        return Parts(header, content[FIRST.size + length : tokens], content[tokens:-64], magic, version)
-
-    def written(self, header: bytes | None = None, *, home: Home | None = None) -> bytes:
-        """With correct checksums; with a correct code if it is written in ``home``."""
-        text = json.dumps(self.header).encode() if header is None else header
-        first = FIRST.pack(self.magic, self.version, len(text), hashlib.sha256(text).digest())
-        body = first + text + self.tokens + self.cache
-        digest = hashlib.sha256(body).digest()
-        return body + digest + (NO_MAC if home is None else mac_in(home, digest))[: 32 * (self.version > 1)]
 
 
 @dataclass
@@ -725,33 +697,3 @@ def test_a_closed_engine_restores_nothing(tiny: TinyModels, saved: bytes, put: P
         path = put(saved)
     with pytest.raises(ClosedError):
         closed.restore(path)
-
-
-# ------------------------------------------------------------------------------------------------ branches
-
-
-def test_a_branch_continues_the_conversation_separately_with_a_copy_of_the_cache(engine: Engine) -> None:
-    with engine.session(system="be kind") as session, engine.session(system="be kind") as other:
-        for each in (session, other):
-            answer(each.generate("hello world", max_tokens=20))
-        with session.branch() as branch:
-            assert branch.messages == session.messages
-            in_branch = answer(branch.generate("one", max_tokens=10))
-            in_session = answer(session.generate("two", max_tokens=10))
-            assert in_branch.stats.cached_tokens == in_session.stats.cached_tokens > 20
-            assert in_branch.token_ids == answer(other.generate("one", max_tokens=10)).token_ids
-            assert branch.messages[:3] == session.messages[:3]
-            assert branch.messages[3:] != session.messages[3:]
-            session.close()
-            assert answer(branch.generate("three", max_tokens=3)).text
-
-
-def test_a_branch_in_a_runtime_without_forks_reads_the_conversation_again(tiny: TinyModels) -> None:
-    pytest.importorskip("llama_cpp")
-    with tiny.load(runtime="llama", draft="none") as other, other.session() as session:
-        assert not other.pair.target.facts.can_fork
-        answer(session.generate("hello", max_tokens=10))
-        with session.branch() as branch:
-            in_branch = answer(branch.generate("one", max_tokens=10))
-        assert in_branch.stats.cached_tokens == 0
-        assert in_branch.token_ids == answer(session.generate("one", max_tokens=10)).token_ids

@@ -69,12 +69,6 @@ def engine(tiny: TinyModels) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    with engine.session() as session:
-        yield session
-
-
-@pytest.fixture
 def says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Chunks of text that come in place of the next tokens' text."""
     chunks = list[str]()

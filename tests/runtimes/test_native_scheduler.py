@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS, Company
-from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, MOST_ENTRIES, OK
+from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
     FIRST_ROWS,
-    MOST_WAIT_S,
     PROMPT_SHARE,
     QUICK_S,
     RECENT_S,
@@ -29,10 +24,9 @@ from edgespec.runtimes.native.scheduler import (
     Share,
     StepTimes,
     prompt_rows,
-    shares_of,
 )
 from edgespec.runtimes.native.sequence import NativeCancel
-from edgespec.runtimes.native.turns import CROWDED_S, NEXT_S, Turns
+from edgespec.runtimes.native.turns import Turns
 
 WATCHDOG_S = 60.0
 
@@ -45,86 +39,6 @@ def request(count: int, scored: int = 1, *, tree: bool = False, member: Member |
 
 def counts(shares: Sequence[Share]) -> list[tuple[int, int]]:
     return [(share.count, share.scored) for share in shares]
-
-
-def with_room(rows: int) -> Callable[[int], int]:
-    return lambda _rows: rows
-
-
-# -------------------------------------------------------------------------------------------- what a step takes
-
-
-def test_a_request_without_others_is_not_cut() -> None:
-    assert counts(shares_of([request(256)], with_room(4), 0.0, alone=True)) == [(256, 1)]
-
-
-def test_a_prompt_is_cut_while_another_answer_runs() -> None:
-    assert counts(shares_of([request(256)], with_room(4), 0.0, alone=False)) == [(4, 0)]
-
-
-def test_whole_requests_come_first_and_the_shortest_prompt_next() -> None:
-    waiting = [request(200), request(100), request(1), request(8, 8), request(5, 5, tree=True)]
-    shares = shares_of(waiting, with_room(120), 0.0, alone=False)
-    assert [share.request for share in shares] == [waiting[2], waiting[3], waiting[4], waiting[1], waiting[0]]
-    assert counts(shares) == [(1, 1), (8, 8), (5, 5), (100, 1), (20, 0)]
-
-
-def test_a_prompt_that_has_waited_long_is_no_longer_overtaken() -> None:
-    old, older, short = request(200), request(256), request(100)
-    older.since, old.since, short.since = 1.0, 2.0, 2.5
-    waiting = [short, old, older]
-
-    def order(now: float) -> list[Request]:
-        return [share.request for share in shares_of(waiting, with_room(220), now, alone=False)]
-
-    assert order(1.0 + 0.99 * MOST_WAIT_S) == [short, old]
-    assert order(1.0 + MOST_WAIT_S) == [older]
-    older.since = 2.1
-    assert order(2.1 + MOST_WAIT_S) == [old, older]
-
-
-def test_the_room_for_prompts_depends_on_the_whole_requests() -> None:
-    asked: list[int] = []
-
-    def room(rows: int) -> int:
-        asked.append(rows)
-        return 7
-
-    assert counts(shares_of([request(200), request(8, 8)], room, 0.0, alone=False)) == [(8, 8), (7, 0)]
-    assert asked == [8]
-
-
-def test_no_scored_row_is_cut_off() -> None:
-    long = request(100, 40)
-    assert counts(shares_of([long, request(1)], with_room(80), 0.0, alone=False)) == [(1, 1), (60, 0)]
-    long.done = 60
-    assert counts(shares_of([long, request(1)], with_room(4), 0.0, alone=False)) == [(40, 40), (1, 1)]
-    assert counts(shares_of([request(100, 0), request(1)], with_room(99), 0.0, alone=False)) == [(1, 1), (99, 0)]
-
-
-def test_a_step_has_at_most_64_scored_rows_256_rows_and_64_requests() -> None:
-    assert counts(shares_of([request(40, 40), request(30, 30), request(20, 20)], with_room(1), 0.0, alone=False)) == [
-        (40, 40),
-        (20, 20),
-    ]
-    assert len(shares_of([request(1) for _ in range(70)], with_room(1), 0.0, alone=False)) == MOST_ENTRIES
-    many = [request(16, 1) for _ in range(17)]
-    assert sum(share.count for share in shares_of(many, with_room(1), 0.0, alone=False)) == 256
-    assert counts(shares_of([request(16, 1), request(300)], with_room(500), 0.0, alone=False)) == [(16, 1), (240, 0)]
-    scored = [request(40, 40), request(100, 30)]
-    assert counts(shares_of(scored, with_room(500), 0.0, alone=False)) == [(40, 40), (70, 0)]
-
-
-def test_a_prompt_always_makes_progress() -> None:
-    waiting = [request(200, 1), request(1)]
-    for _ in range(100):
-        shares = shares_of(waiting, with_room(4), 0.0, alone=False)
-        prompt = next(share for share in shares if share.request is waiting[0])
-        assert prompt.count > 0
-        waiting[0].done += prompt.count
-        if not waiting[0].left:
-            return
-    raise AssertionError("the prompt did not end")
 
 
 # ------------------------------------------------------------------------------------------------------- times
@@ -707,84 +621,6 @@ def test_the_end_of_a_prompt_does_not_count_as_an_answer() -> None:
     assert not member.answers
     assert model.scheduler.run(request(5, member=member)) == OK
     assert member.answers
-
-
-# -------------------------------------------------------------------------------------------------------- turns
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_no_model_waits_while_each_has_one_sequence() -> None:
-    clock = Clock()
-    turns = Turns(clock)
-    assert not turns.enter(1.0, 0.0)
-    turns.crowd()
-    assert turns.enter(1.0, 0.0)
-    turns.leave(1.0)
-    clock.now += CROWDED_S
-    assert not turns.enter(1.0, 0.0)
-
-
-def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
-    turns = Turns()
-    turns.crowd()
-    assert turns.enter(5.0, math.inf)
-    order: list[float] = []
-
-    def take(weight: float) -> None:
-        turns.crowd()
-        entered = turns.enter(weight, WATCHDOG_S)
-        order.append(weight)
-        if entered:
-            turns.leave(weight)
-
-    threads = [threading.Thread(target=take, args=(weight,), daemon=True) for weight in (9.0, 1.0)]
-    for number, thread in enumerate(threads):
-        thread.start()
-        deadline = time.monotonic() + WATCHDOG_S
-        while len(turns._waiting) <= number:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-    turns.leave(5.0)
-    for thread in threads:
-        thread.join(WATCHDOG_S)
-    assert order == [1.0, 9.0]
-    turns._left[1.0] = turns._clock()
-    assert 0.0 < turns._wait_s((9.0, False), turns._clock()) <= NEXT_S
-    assert turns._wait_s((9.0, True), turns._clock()) == 0.0, "it has waited long enough"
-    assert turns._wait_s((1.0, False), turns._clock()) <= 0.0
-
-
-def test_turns_are_crowded_for_a_while() -> None:
-    clock = Clock()
-    turns = Turns(clock)
-    assert not turns.is_crowded
-    turns.crowd()
-    assert turns.is_crowded
-    clock.now += CROWDED_S
-    assert not turns.is_crowded
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
-def test_a_forked_process_does_not_wait_for_the_turns_of_the_first_process() -> None:
-    turns = Turns()
-    turns.crowd()
-    assert turns.enter(1.0, math.inf)
-    with turns._changed:
-        child = os.fork()
-        if child == 0:  # the child has only this thread
-            signal.alarm(int(WATCHDOG_S))
-            turns.crowd()
-            os._exit(0 if turns.enter(2.0, 0.0) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    turns.leave(1.0)
 
 
 def test_the_times_of_steps_are_not_computed_for_a_single_client(monkeypatch: pytest.MonkeyPatch) -> None:

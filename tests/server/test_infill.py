@@ -34,13 +34,6 @@ def slow(tiny: TinyModels) -> Iterator[Running]:
         yield found
 
 
-@pytest.fixture
-def engine(server: Running) -> Engine:
-    found = server.service.keeper.engine
-    assert found is not None
-    return found
-
-
 def filled(engine: Engine, before: str, after: str, **settings: Any) -> str:
     with engine.session() as session:
         return answer(session.generate(before, suffix=after, **settings)).text
