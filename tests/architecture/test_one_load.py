@@ -1,4 +1,6 @@
-"""A load asks once for each file: its header, layout, memory, places, and its settings in each place."""
+"""A load asks once for each file: its header, layout, memory, places, and its settings in each place. It enters few
+of the package's files.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import edgespec
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.placement.candidates import target_places, with_drafter
@@ -20,6 +23,10 @@ from edgespec.placement.memory import memory_needed
 from edgespec.runtimes.native.layout import _Reader
 from edgespec.runtimes.table import RUNTIMES
 from tests.support.tiny_models import TinyModels
+
+PACKAGE = str(Path(edgespec.__file__).parent)
+# 82 on a machine without a GPU, and a few for those with one.
+MOST_FILES = 88
 
 # Questions about a file, and where the function that answers each has the file's path.
 QUESTIONS: dict[str, tuple[CodeType, Callable[[Mapping[str, Any]], Path]]] = {
@@ -29,6 +36,18 @@ QUESTIONS: dict[str, tuple[CodeType, Callable[[Mapping[str, Any]], Path]]] = {
     "target's places": (target_places.__code__, lambda own: own["target"].path),
     "drafter's places": (with_drafter.__code__, lambda own: own["drafter"].path),
 }
+
+
+@contextmanager
+def profiled(look: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Calls ``look`` at each call of a function during the block, on every thread that begins in it."""
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -42,13 +61,8 @@ def asked() -> Iterator[Counter[tuple[str, str]]]:
                 if frame.f_code is code:
                     found[question, path(frame.f_locals).stem] += 1
 
-    threading.setprofile(look)
-    sys.setprofile(look)
-    try:
+    with profiled(look):
         yield found
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -90,3 +104,16 @@ def test_a_drafter_in_a_worker_process_has_its_header_read_once(
     with asked() as counted, tiny.load(store_home=home, draft_isolation="process"):
         assert (counted["header", "target"], counted["header", "drafter"]) == (1, 1)
     assert set(settings_chosen.values()) == {1}, settings_chosen
+
+
+def test_a_load_enters_few_files(tiny: TinyModels, home: Home) -> None:
+    tiny.load(store_home=home).close()  # imports, and the weights that a first load lays out
+    entered: set[str] = set()
+
+    def look(frame: FrameType, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            entered.add(frame.f_code.co_filename)
+
+    with profiled(look), tiny.load(store_home=home) as engine:
+        assert engine.pair.pool.drafter is not None
+    assert 40 < len(entered) <= MOST_FILES, sorted(entered)
