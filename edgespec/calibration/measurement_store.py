@@ -102,9 +102,9 @@ class Measurements:
                 path.unlink(missing_ok=True)
 
     def plain_s(self, facts: ModelFacts) -> float | None:
-        """T(1) in this setting, from its curve or from a measurement of plain decoding alone."""
+        """T(1) in this setting on a quiet machine, from its curve or from a measurement of plain decoding alone."""
         times = self.load(TIMES, facts)
-        return self.load(PLAIN, facts) if times is None else times.curves.curves[0].plain_s
+        return self.load(PLAIN, facts) if times is None or times.busy else times.curves.curves[0].plain_s
 
     def busy_share(self, facts: ModelFacts) -> float:
         """``busy`` of the stored times; 0 if measured on a quiet machine, or not at all."""

@@ -190,14 +190,20 @@ def _stdout_closed(why: str = "the output was closed before everything was writt
     return EXIT_FAILED
 
 
-# Command names of similar programs, and the edgespec command that does the same.
+# Command names of similar programs, and what does the same here.
 _CALLED_HERE = {
-    "run": "edgespec chat MODEL",
-    "list": "edgespec models",
-    "ls": "edgespec models",
-    "show": "edgespec models",
-    "rm": "edgespec models rm MODEL",
-    "download": "edgespec pull MODEL",
+    "run": "use `edgespec chat MODEL`",
+    "start": "use `edgespec serve MODEL`",
+    "list": "use `edgespec models`",
+    "ls": "use `edgespec models`",
+    "show": "use `edgespec models`, or `edgespec plan MODEL` for one",
+    "rm": "use `edgespec models rm MODEL`",
+    "download": "use `edgespec pull MODEL`",
+    "ps": "no model stays loaded when a command ends; `edgespec models` lists those on the disk",
+    "stop": "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`",
+    "create": "use a profile, which names a model and its settings (`edgespec profiles`), or `edgespec export MODEL`",
+    "cp": "use a profile, which names a model and its settings (`edgespec profiles`)",
+    "push": "use `edgespec export MODEL -o DIR`, and upload the files; edgespec uploads nothing",
 }
 
 
@@ -209,9 +215,9 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> InvalidRequestError:
         return InvalidRequestError(_sentence(error.message), hint=f"did you mean {meant}?")
     command = next((argument for argument in arguments if not argument.startswith("-")), "")
     own = None if context.parent else _CALLED_HERE.get(command)
-    return InvalidRequestError(
-        _sentence(error.format_message()), hint=f"use `{own}`" if own else f"see `{context.command_path} --help`"
-    )
+    if "show" in getattr(context.command, "commands", ()):
+        own = f"use `{context.command_path} show NAME`"
+    return InvalidRequestError(_sentence(error.format_message()), hint=own or f"see `{context.command_path} --help`")
 
 
 def _sentence(message: str) -> str:

@@ -13,9 +13,19 @@ from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
+    from edgespec.calibration.timing import ModelTimes
+    from edgespec.engine.engine import Engine
     from edgespec.engine.pair.calibration_report import CalibrationReport
 
 _QUICK_WORDS = "at most 50 seconds"
+
+# What became of a model's times, in the words of JSON and for people.
+_OUTCOMES = {
+    "stored": "stored",
+    "rough": "stored as rough times, which choose nothing",
+    "kept": "nothing stored, the earlier times stay",
+    "missing": "nothing stored, no measurement was complete",
+}
 
 
 @expanded
@@ -48,7 +58,7 @@ def calibrate(
                 f"measuring takes {_QUICK_WORDS if quick else f'some minutes; --quick takes {_QUICK_WORDS}'}",
                 dim=True,
             )
-        started = time.perf_counter()
+        started, before = time.perf_counter(), _times(engine)
         with state.progress() as progress:
             taken = engine.calibrate(
                 _scope=QUICK if quick else FULL,
@@ -67,28 +77,26 @@ def calibrate(
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
-        plan = engine.plan
+        plan, outcome = engine.plan, _outcome(before, _times(engine))
         unstored = engine.pair.measurements.store.unstored
     if json:
-        found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s}
-        left_out = list(engine.left_out)
-        print_json({**found, "others_share": taken, "stored": unstored is None, "left_out": left_out})
+        found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s, "others_share": taken}
+        stored = unstored is None and not {*outcome.values()}.isdisjoint({"stored", "rough"})
+        times = [{"model": name, "outcome": word} for name, word in outcome.items()]
+        print_json({**found, "stored": stored, "times": times, "left_out": list(engine.left_out)})
         state.answered = True
     else:
         _print(report)
         for reason in plan.reasons:
             show(f"plan         {reason}")
-        if taken > BUSY_SHARE:
-            note(
-                f"other programs used {100 * taken:.0f} % of the processor: figures of a quieter time stay, if "
-                "there are any; calibrate again when it is idle"
-            )
         if engine.left_out:
             note(
                 f"not measured for lack of time: {', '.join(engine.left_out)}; chats measure the needed part between "
                 "answers, and `edgespec calibrate` measures everything"
             )
-        note(f"measured in {took_s:.0f} s" + (" and stored" if unstored is None else ""), dim=True)
+        note(f"measured in {took_s:.0f} s" + (_stored_words(outcome) if unstored is None else ""), dim=True)
+        if taken > BUSY_SHARE:
+            note(f"other programs used {100 * taken:.0f} % of the processor: calibrate again when it is idle")
     if unstored is not None:
         print_error(
             EdgespecError(
@@ -98,6 +106,33 @@ def calibrate(
             as_json=False,
         )
         raise typer.Exit(1)
+
+
+def _times(engine: Engine) -> dict[str, ModelTimes | None]:
+    """The stored times of target and drafter by name; None without."""
+    known = engine.pair.measurements
+    found = {known.target.name: known.target_times()}
+    return found if known.drafter is None else {**found, known.drafter.name: known.drafter_times()}
+
+
+def _outcome(before: dict[str, ModelTimes | None], now: dict[str, ModelTimes | None]) -> dict[str, str]:
+    """What became of each model's times: a key of ``_OUTCOMES``."""
+    return {
+        name: "missing"
+        if times is None
+        else "kept"
+        if times == before.get(name)
+        else "rough"
+        if times.busy
+        else "stored"
+        for name, times in now.items()
+    }
+
+
+def _stored_words(outcome: dict[str, str]) -> str:
+    if {*outcome.values()} == {"stored"}:
+        return " and stored"
+    return "".join(f"; {name}: {_OUTCOMES[word]}" for name, word in outcome.items())
 
 
 def _print(report: CalibrationReport) -> None:

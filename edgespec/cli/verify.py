@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
-from edgespec.cli.terminal.output import EXACTNESS_WORDS, State, about, note, print_json
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, about, note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.home import home
 
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from edgespec.bench.suite import Prompt
     from edgespec.engine.engine import Engine
 
-# A fifth of the built-in forty: a few minutes on a laptop. --prompts 40 runs all.
+# Of twenty built-in prompts: a few minutes on a laptop.
 _DEFAULT_PROMPTS = 8
+
+# What `edgespec pull` fetches, and how many of its problems are added to the built-in prompts.
+_FETCHED, _PROBLEMS = "humaneval", 20
 
 
 @expanded
@@ -27,12 +30,22 @@ def verify(
     *,
     flags: ModelFlags,
     prompts: Annotated[
-        int, typer.Option("--prompts", metavar="N", min=1, help="Number of prompts, spread over the suite.")
+        int,
+        typer.Option(
+            "--prompts",
+            metavar="N",
+            min=1,
+            help=f"Number of prompts, of 20 built in, or of 40 after `edgespec pull {_FETCHED}`.",
+        ),
     ] = _DEFAULT_PROMPTS,
     max_tokens: Annotated[int, typer.Option("--max-tokens", metavar="N", min=1, help="Tokens of each answer.")] = 96,
     suite: Annotated[
         Path | None,
-        typer.Option("--suite", metavar="FILE.jsonl", help="Your own prompts instead of the built-in ones."),
+        typer.Option(
+            "--suite",
+            metavar="FILE.jsonl",
+            help="Your own prompts.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -40,7 +53,7 @@ def verify(
     from edgespec.bench.equality import SAMPLED, PromptResult, check_equality, checks_trees, depths_to_check, spread
 
     state = state_of(ctx)
-    selected = spread(_prompts(suite, state), prompts)
+    selected = spread(_prompts(suite, prompts), prompts)
     with open_engine(flags.resolve(), state, calibrate=True) as engine, state.interrupts.during(engine.close):
         depths = depths_to_check(engine)
         if not depths:
@@ -106,11 +119,9 @@ def _next_step(report: EqualityReport) -> str:
     )
 
 
-def _prompts(suite: Path | None, state: State) -> list[Prompt]:
-    """The prompts of ``suite``, or the built-in ones with HumanEval's first twenty if those can be downloaded."""
+def _prompts(suite: Path | None, asked: int) -> list[Prompt]:
+    """The prompts of ``suite``, or the built-in ones with HumanEval's first twenty if they are on the disk."""
     from edgespec.bench.suite import builtin_suite, load_humaneval, load_suite
-    from edgespec.store.catalogue import lookup
-    from edgespec.store.references import Network
     from edgespec.store.store import Store
 
     if suite is not None:
@@ -120,10 +131,11 @@ def _prompts(suite: Path | None, state: State) -> list[Prompt]:
         return list(found)
     own = list(builtin_suite("verify"))
     try:
-        with state.progress() as progress:
-            stored = Store(home(), Network(offline=state.offline)).fetch(lookup("humaneval"), progress.job)
-        return [*load_humaneval(stored.path, n=20), *own]
+        if (stored := Store(home()).find(_FETCHED)) is not None:
+            return [*load_humaneval(stored.path, n=_PROBLEMS), *own]
     except EdgespecError as error:
-        state.interrupts.check()
-        note(f"without HumanEval: {error.message}")
+        note(f"without {_FETCHED}: {error.message}")
         return own
+    if asked > len(own):
+        note(f"{len(own)} prompts are built in; `edgespec pull {_FETCHED}` fetches {_PROBLEMS} more")
+    return own

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError, RuntimeUnavailableError
+from edgespec.errors import (
+    EdgespecError,
+    InvalidRequestError,
+    ModelFileError,
+    ProfileError,
+    RuntimeUnavailableError,
+)
 from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.machine import Machine
 from edgespec.interfaces.model import HOST, ModelFacts
@@ -15,8 +21,18 @@ from edgespec.runtimes.table import RUNTIMES, runtime_of
 
 
 def choose_threads(profile: Profile, machine: Machine, max_threads: int | None) -> int:
-    """The profile's threads, or one for each physical core; at most ``max_threads``."""
+    """The profile's threads, or one for each physical core; at most ``max_threads``.
+
+    Raises ProfileError for more threads than processors: they would only wait for each other.
+    """
     threads = machine.physical_cores if profile.threads == "auto" else profile.threads
+    if profile.threads != "auto" and threads > machine.logical_cores:
+        processors = f"{machine.logical_cores} processor{'s' if machine.logical_cores > 1 else ''}"
+        raise ProfileError(
+            f"{profile.origins.get('threads', 'threads')}: {threads} threads are more than the {processors} that "
+            "this process may use",
+            hint="auto takes the number that is fastest",
+        )
     return max(1, min(threads, max_threads or threads))
 
 

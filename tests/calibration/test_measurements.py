@@ -357,6 +357,7 @@ def test_times_of_a_busy_machine_are_replaced_only_by_quieter_ones(kept: Measure
     assert kept.busy_share(FACTS) == 0.0
     kept.save(kinds.TIMES, BUSY, FACTS)
     assert (kept.load(kinds.TIMES, FACTS), kept.busy_share(FACTS)) == (BUSY, 0.5)
+    assert kept.plain_s(FACTS) is None
     worse, better = replace(TIMES, prompt_token_s=0.9, busy=0.6), replace(TIMES, prompt_token_s=0.2, busy=0.3)
     kept.save(kinds.TIMES, worse, FACTS)
     assert kept.load(kinds.TIMES, FACTS) == BUSY

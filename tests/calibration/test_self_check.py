@@ -11,6 +11,7 @@ from edgespec.calibration.kinds import WIDTHS
 from edgespec.calibration.self_check import PASSES, SelfCheck, self_check
 from edgespec.errors import ForwardError
 from edgespec.files.checked import kind_of, to_json
+from edgespec.hardware.neighbours import Neighbours, Used
 from edgespec.planning.cost.widths import POSITIONS, WIDEST, WidthProbe, holds_for
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.noisy_model import NoisyModel
@@ -51,7 +52,10 @@ def test_a_self_check_that_finds_a_difference_leaves_only_width_one(width: int) 
     assert kind_of(WIDTHS.hint).read(to_json(probe)) == probe
 
 
-def test_a_self_check_gives_the_last_forwards_time_as_plain_time() -> None:
+@pytest.mark.parametrize(("others", "plain_s"), [(0.05, 0.25), (0.5, None)])
+def test_a_self_check_gives_the_last_forwards_time_as_plain_time_unless_others_ran(
+    others: float, plain_s: float | None
+) -> None:
     class Clock:
         now = 0.0
 
@@ -60,8 +64,11 @@ def test_a_self_check_gives_the_last_forwards_time_as_plain_time() -> None:
             Clock.now += 10.0 if len(tokens) > 1 else 0.25
             return super().forward(tokens, rows)
 
-    _, probe = drained(self_check(Timed(FakeModel(), POSITIONS), 12, clock=lambda: Clock.now))
-    assert probe.plain_forward_s == 0.25
+    neighbours = Neighbours(lambda: Used(own_s=0.0, busy_s=others * Clock.now, total_s=Clock.now))
+    sequence = Timed(FakeModel(), POSITIONS)
+    _, probe = drained(self_check(sequence, 12, clock=lambda: Clock.now, neighbours=neighbours))
+    assert (probe.plain_forward_s, probe.depth_cap) == (plain_s, WIDEST - 1)
+    assert kind_of(WIDTHS.hint).read(to_json(probe)) == probe
 
 
 def test_a_self_check_runs_in_parallel_and_closes_its_sequence() -> None:

@@ -239,23 +239,48 @@ def test_calibrate_reports_a_busy_machine(
     with monkeypatch.context() as patch:
         patch.setattr(neighbours, "processor_seconds", half)
         found = succeeded(here("calibrate", "--quick", *options))
-        assert "other programs used 50 % of the processor" in found.err
+        assert "other programs used 50 % of the processor: calibrate again when it is idle" in found.err
+        rough = "stored as rough times, which choose nothing"
+        assert re.search(rf"measured in \d+ s; target: {rough}; drafter: {rough}\n", found.err)
         assert "the times are rough" in found.out
-        assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.5
+        again = succeeded(here("calibrate", "--quick", *options, "--json")).json
+        assert again["others_share"] == 0.5
+        shown = succeeded(here("plan", *options)).out
+        assert re.search(r"^speed .*measured (only )?while other programs ran$", shown, re.MULTILINE)
+        assert re.search(r"^to do +calibrate again when the machine is idle; ", shown, re.MULTILINE)
     quiet = succeeded(here("calibrate", "--quick", *options))
     assert "other programs" not in quiet.err + quiet.out
-    assert succeeded(here("calibrate", "--quick", *options, "--json")).json["others_share"] == 0.0
+    assert re.search(r"measured in \d+ s and stored\n", quiet.err)
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbours, "processor_seconds", half)
+        busy = succeeded(here("calibrate", "--quick", *options, "--json")).json
+        assert (busy["stored"], outcomes(busy)) == (False, {"target": "kept", "drafter": "kept"})
+        kept = "nothing stored, the earlier times stay"
+        assert f"; target: {kept}; drafter: {kept}\n" in succeeded(here("calibrate", "--quick", *options)).err
+    found_json = succeeded(here("calibrate", "--quick", *options, "--json")).json
+    assert (found_json["others_share"], found_json["stored"]) == (0.0, True)
+    assert outcomes(found_json) == {"target": "stored", "drafter": "stored"}
+
+
+def outcomes(found: dict[str, Any]) -> dict[str, str]:
+    """What became of each model's times."""
+    return {each["model"]: each["outcome"] for each in found["times"]}
 
 
 def test_calibrate_quick_keeps_its_time_limit_and_names_what_it_skipped(
     here: InProcess, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert learning_module.QUICK_BUDGET_S <= 50
+    with monkeypatch.context() as patch:
+        patch.setattr(learning_module, "QUICK_BUDGET_S", 0.0)
+        found = succeeded(here("calibrate", "--quick", *options))
+        assert "not measured for lack of time: target, drafter" in found.err
+        nothing = "nothing stored, no measurement was complete"
+        assert f"; target: {nothing}; drafter: {nothing}\n" in found.err
+        left = succeeded(here("calibrate", "--quick", *options, "--json")).json
+        assert left["left_out"][:2] == ["target", "drafter"]
+        assert (left["stored"], outcomes(left)) == (False, {"target": "missing", "drafter": "missing"})
     assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"] == []
-    monkeypatch.setattr(learning_module, "QUICK_BUDGET_S", 0.0)
-    found = succeeded(here("calibrate", "--quick", *options))
-    assert "not measured for lack of time: target, drafter" in found.err
-    assert succeeded(here("calibrate", "--quick", *options, "--json")).json["left_out"][:2] == ["target", "drafter"]
     whole = succeeded(here("calibrate", *options, "--json")).json
     assert whole["left_out"] == []
     assert whole["curves"]

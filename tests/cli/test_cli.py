@@ -397,19 +397,29 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "here"),
     [
-        ("run", "edgespec chat MODEL"),
-        ("list", "edgespec models"),
-        ("ls", "edgespec models"),
-        ("show", "edgespec models"),
-        ("rm", "edgespec models rm MODEL"),
-        ("download", "edgespec pull MODEL"),
+        ("run", "use `edgespec chat MODEL`"),
+        ("start", "use `edgespec serve MODEL`"),
+        ("list", "use `edgespec models`"),
+        ("ls", "use `edgespec models`"),
+        ("show", "use `edgespec models`, or `edgespec plan MODEL` for one"),
+        ("rm", "use `edgespec models rm MODEL`"),
+        ("download", "use `edgespec pull MODEL`"),
+        ("ps", "no model stays loaded when a command ends; `edgespec models` lists those on the disk"),
+        ("stop", "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`"),
+        ("create", "use a profile, which names a model and its settings"),
+        ("cp", "use a profile, which names a model and its settings"),
+        ("push", "use `edgespec export MODEL -o DIR`, and upload the files"),
     ],
 )
 def test_command_names_of_other_programs_hint_at_ours(tmp_path: Path, asked: str, here: str) -> None:
     result = run_here(asked, "smollm2-135m", home=tmp_path / "home")
     assert (result.code, result.out) == (2, "")
     assert f"no such command '{asked}'" in result.err
-    assert f"use `{here}`" in result.err
+    assert result.hint.startswith(here)
+
+
+def test_a_profile_named_without_show_is_hinted_at(here: InProcess) -> None:
+    assert here("profiles", "laptop").hint == "use `edgespec profiles show NAME`"
 
 
 @pytest.mark.slow

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gzip
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edgespec.bench import equality
 from edgespec.bench.equality import Divergence, EqualityReport
+from edgespec.bench.suite import Prompt
+from edgespec.errors import EdgespecError, HashMismatchError
+from edgespec.store.store import Store
 from tests.support.command_line import InProcess, Result
 from tests.support.tiny_models import TinyModels
 
@@ -81,3 +87,40 @@ def test_verify_fails_if_nothing_was_guessed(verify: Verify) -> None:
     assert found.code == 1
     assert found.out.splitlines()[-1] == "nothing was guessed, so nothing was verified: the drafter was lost"
     assert found.hint.startswith("longer answers (--max-tokens) give more to guess")
+
+
+@pytest.fixture
+def prompts(here: InProcess, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
+    """Runs the command up to its prompts: how many there are to choose from, and what was said.
+
+    ``find`` takes the place of a look into the store.
+    """
+
+    def run(find: Callable[[str], Any], *options: str) -> tuple[int, str]:
+        offered: list[int] = []
+
+        def spread(prompts: Sequence[Prompt], _count: int) -> list[Prompt]:
+            offered.append(len(prompts))
+            raise EdgespecError("enough")
+
+        monkeypatch.setattr(equality, "spread", spread)
+        monkeypatch.setattr(Store, "find", lambda _store, name: find(name))
+        found = here("verify", *options)
+        return offered[0], found.err.removesuffix("edgespec: enough\n")
+
+    return run
+
+
+def test_only_prompts_on_the_disk_are_taken(prompts: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    problems = (json.dumps({"task_id": f"p{number}", "prompt": "def f():"}) for number in range(20))
+    path = tmp_path / "HumanEval.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(problems).encode()))
+
+    def damaged(name: str) -> Any:
+        raise HashMismatchError(f"{name} has changed")
+
+    assert prompts(lambda _name: None) == (20, "")
+    hint = "20 prompts are built in; `edgespec pull humaneval` fetches 20 more\n"
+    assert prompts(lambda _name: None, "--prompts", "21") == (20, hint)
+    assert prompts(lambda _name: SimpleNamespace(path=path), "--prompts", "21") == (40, "")
+    assert prompts(damaged) == (20, "without humaneval: humaneval has changed\n")

@@ -74,6 +74,12 @@ def test_the_readme_fits_on_a_few_screens_and_shows_the_picture() -> None:
     assert (ROOT / picture).is_file()
 
 
+def test_readme_and_docs_say_the_same_of_what_runs() -> None:
+    shown = [read_page(page).partition("## What runs")[2].partition("\n## ")[0] for page in (README, "docs/index.md")]
+    assert "**Not run**" in shown[1]
+    assert shown[0].replace("](docs/", "](").strip() == shown[1].strip()
+
+
 def test_links_of_the_readme_lead_to_pages_and_headings_that_exist() -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", prose(README))
     assert len(links) >= 25

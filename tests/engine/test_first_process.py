@@ -15,6 +15,7 @@ from edgespec.calibration.self_check import PASSES, SelfCheck
 from edgespec.engine.engine import Engine
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
+from edgespec.hardware import neighbours
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
@@ -204,7 +205,10 @@ def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..
         assert costs.curves is not None
 
 
-def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(load: Callable[..., Engine]) -> None:
+def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)  # no other program counts
     with load() as engine:
         probe, costs = engine.pair.probe, engine.pair.measurements.costs()
         assert probe is not None

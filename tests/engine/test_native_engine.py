@@ -87,7 +87,7 @@ def test_depth_eight_on_the_native_runtime_keeps_the_text_of_plain_decoding(tiny
         drafter = engine.pair.pool.drafter_model()
         assert isinstance(drafter.open(16), NativeSequence)
         assert drafter.facts == engine.pair.measurements.drafter
-    with load(tiny, lookup=lookup, threads=3) as engine, engine.session() as session:
+    with load(tiny, lookup=lookup, threads=1) as engine, engine.session() as session:
         assert answers(session, 0) == answers(session, DEPTH) == plain
 
 

@@ -116,6 +116,29 @@ def test_estimates_come_before_times_that_other_programs_disturbed(
     assert costs.quiet == (ours or not target_busy)
 
 
+@pytest.mark.parametrize(
+    ("seen_s", "busy_s", "expected"),
+    [
+        (None, 0.554, 0.1),  # by the bytes
+        (None, 0.07, 0.07),  # other programs make no forward faster
+        (0.05, 0.554, 0.05),  # of the self-check
+        (0.05, None, 0.05),
+        (None, None, 0.1),
+    ],
+)
+def test_a_busy_machines_time_is_only_the_most_that_a_plain_step_takes(
+    store: Measurements, seen_s: float | None, busy_s: float | None, expected: float
+) -> None:
+    facts: dict[str, Any] = {"settings": {"level": "avx2"}, "bit_equal_by_construction": True}
+    target = replace(TARGET, bytes_per_forward=2_500_000_000, **facts)
+    store.save(WIDTHS, replace(PROBE, plain_forward_s=seen_s), target)
+    if busy_s is not None:
+        store.save(TIMES, replace(invented_times(busy_s), busy=0.6), target)
+    costs = PairMeasurements(store, target, request("model")).costs()
+    assert costs.curves is not None
+    assert (costs.curves.at(0).plain_s, costs.plain_s, costs.measured) == (pytest.approx(expected), None, False)
+
+
 def test_contention_measured_beside_other_programs_is_not_used_and_not_missing(store: Measurements) -> None:
     for facts, seconds in ((TARGET, 0.1), (DRAFTER, 0.01)):
         store.save(TIMES, invented_times(seconds), facts)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.errors import ProfileError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
@@ -96,11 +97,28 @@ def test_a_device_is_found_by_name_without_regard_to_case(two_devices: None) -> 
 
 
 @pytest.mark.parametrize(
-    ("threads", "most", "expected"), [("auto", None, 6), ("auto", 4, 4), (2, None, 2), (2, 8, 2), (9, 1, 1)]
+    ("threads", "most", "expected"),
+    [("auto", None, 6), ("auto", 4, 4), (2, None, 2), (2, 8, 2), (8, None, 8), (8, 1, 1)],
 )
 def test_threads_default_to_the_physical_cores(threads: Any, most: int | None, expected: int) -> None:
-    machine: Any = SimpleNamespace(physical_cores=6)
+    machine: Any = SimpleNamespace(physical_cores=6, logical_cores=8)
     assert choose_threads(replace(PROFILE, threads=threads), machine, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("profile", "cores", "message"),
+    [
+        ({"flags": {"threads": "99"}}, 2, "--threads: 99 threads are more than the 2 processors that"),
+        ({"environ": {"EDGESPEC_THREADS": "2"}}, 1, "EDGESPEC_THREADS: 2 threads are more than the 1 processor that"),
+        ({"flags": {"threads": 3}, "only_the_named": True}, 2, "threads: 3 threads are more than the 2 processors"),
+    ],
+)
+def test_more_threads_than_processors_are_refused(profile: dict[str, Any], cores: int, message: str) -> None:
+    machine: Any = SimpleNamespace(physical_cores=cores, logical_cores=cores)
+    asked = load_profile(None, **{"environ": {}, "cwd": Path("/"), "user_dir": Path("/"), **profile})
+    with pytest.raises(ProfileError, match=message) as caught:
+        choose_threads(asked, machine, None)
+    assert caught.value.hint == "auto takes the number that is fastest"
 
 
 def test_a_gguf_target_has_llama_settings_if_llama_is_requested(two_devices: None, located: LocatedModel) -> None:

@@ -12,8 +12,8 @@ _NEXT = {
     "no_drafter": "a drafter can be named: --draft MODEL",
     "no_drafter_pays": "nothing: plain decoding is the fastest here",
     "not_calibrated": "`edgespec calibrate --quick` measures this machine",
-    "times_estimated": "nothing, or `edgespec calibrate`: chats measure too",
     "measured_busy": "calibrate again when the machine is idle",
+    "times_estimated": "nothing, or `edgespec calibrate`: chats measure too",
     "widths_not_measured": "`edgespec calibrate` compares the widths",
 }
 
@@ -53,8 +53,12 @@ def _speed(plan: Plan, best: Candidate | None) -> str:
     words = f"{per_s:.1f} tokens/s"
     if best is not None and best.depth:
         words += f", {best.speedup:.2f}x plain decoding"
+    busy = any(reason.code == "measured_busy" for reason in plan.why)
     if expected is None:
-        words = f"about {words}; estimated, not measured here"
+        why = "measured only while other programs ran" if busy else "not measured here"
+        words = f"about {words}; estimated, {why}"
+    elif busy:
+        words += ", measured while other programs ran"
     if plan.mode != "plain" and plan.exactness != "W":
         words += f"; the text: {EXACTNESS_WORDS[plan.exactness]}"
     return words

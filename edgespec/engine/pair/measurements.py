@@ -183,10 +183,11 @@ class PairMeasurements:
         )
 
     def _expected_plain_s(self) -> float:
-        """T(1) from the self-check, else estimated from the bytes that a forward reads."""
-        probe = self.widths()
+        """T(1) from the self-check, else by the bytes that a forward reads; at most that of a busy machine."""
+        probe, times = self.widths(), self.target_times()
         seen_s = None if probe is None else probe.plain_forward_s
-        return seen_s or expected_plain_s(self.target)
+        expected_s = seen_s or expected_plain_s(self.target)
+        return expected_s if times is None else min(expected_s, times.curves.curves[0].plain_s)
 
     def _contention(self, target: ModelFacts, drafter: ModelFacts) -> Contention | None:
         """How much the two slow each other down, as measured on a quiet machine."""

@@ -224,7 +224,8 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
     best = ranking.best
     curve = best.target.curve
     ratios = ", ".join(f"{curve.ratio(depth + 1):.2f}x with {depth}" for depth in _telling_depths(cap))
-    step = f"a plain step takes {1000 * curve.plain_s:.1f} ms; one that verifies guesses takes longer: {ratios}"
+    takes = "takes" if costs.measured else "is expected to take"
+    step = f"a plain step {takes} {1000 * curve.plain_s:.1f} ms; one that verifies guesses takes longer: {ratios}"
     why = [*([] if costs.measured else [ESTIMATED]), Reason("plain_step", step)]
     models = {drafter.source for drafter in request.drafters}
     for source in request.sources:

@@ -54,7 +54,8 @@ class WidthProbe:
     """``widths`` are bit-equal to width 1 at every context probed; ``max_abs_diff`` covers the other widths.
 
     ``complete`` says whether every unequal width was measured to the end, which a bound for near exactness needs.
-    ``plain_forward_s`` is the median time of a forward of width 1 at the first context.
+    ``plain_forward_s`` is the time of a forward of width 1 at the first context: the median, or in a self-check that
+    of one forward; None if other programs disturbed that.
     """
 
     widths: tuple[int, ...]
