@@ -189,7 +189,7 @@ def _encoded(engine: Engine, prompt: Prompt) -> list[int]:
     if len(tokens) >= engine.plan.context_length:
         raise PromptTooLongError(
             f"the prompt {prompt.id} has {len(tokens)} tokens and the context holds {engine.plan.context_length}",
-            hint="leave it out or use a larger --context",
+            hint="leave it out or use a larger context (--context)",
         )
     return tokens
 

@@ -126,7 +126,7 @@ def _run(arguments: Sequence[str], state: State) -> int:
             return _unexpected(error, state)
         return _output_lost(error)
     except SystemExit as error:  # typer's answer to a closed pipe
-        return _stdout_closed() if error.code == EXIT_FAILED else int(error.code or 0)
+        return _stdout_closed("") if error.code == EXIT_FAILED else int(error.code or 0)
     except Exception as error:
         if not hasattr(error, "format_message"):
             return _unexpected(error, state)
@@ -170,18 +170,19 @@ def _interrupted(state: State) -> int:
 
 
 def _output_lost(error: OSError) -> int:
-    """Report that stdout cannot be written: the disk is full, or its reader or terminal has closed."""
+    """Report that stdout cannot be written as the disk is full. Nothing is said if its reader or terminal left."""
     if error.errno not in _FULL:
-        return _stdout_closed()
+        return _stdout_closed("")
     return _stdout_closed(
         "no space is left on the disk that the output is written to", "free some space, or write elsewhere"
     )
 
 
 def _stdout_closed(why: str = "the output was closed before everything was written", hint: str = "") -> int:
-    """Report a closed stdout on stderr, and keep Python from printing a second error at exit."""
+    """Say on stderr why stdout cannot be written, and keep Python from printing a second error at exit."""
     try:
-        print(f"edgespec: {why}", file=sys.stderr)
+        if why:
+            print(f"edgespec: {why}", file=sys.stderr)
         if hint:
             print(f"hint: {hint}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -217,7 +218,9 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> InvalidRequestError:
     own = None if context.parent else _CALLED_HERE.get(command)
     if "show" in getattr(context.command, "commands", ()):
         own = f"use `{context.command_path} show NAME`"
-    return InvalidRequestError(_sentence(error.format_message()), hint=own or f"see `{context.command_path} --help`")
+    if own:
+        return InvalidRequestError(_sentence(error.message), hint=own)
+    return InvalidRequestError(_sentence(error.format_message()), hint=f"see `{context.command_path} --help`")
 
 
 def _sentence(message: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import note, print_error, print_json, show
+from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.errors import EdgespecError, MemoryLimitError
 from edgespec.files.home import home
 
@@ -77,7 +78,7 @@ def calibrate(
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
-        plan, outcome = engine.plan, _outcome(before, _times(engine))
+        plan, ranking, outcome = engine.plan, engine.pair.ranking, _outcome(before, _times(engine))
         unstored = engine.pair.measurements.store.unstored
     if json:
         found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s, "others_share": taken}
@@ -87,8 +88,8 @@ def calibrate(
         state.answered = True
     else:
         _print(report)
-        for reason in plan.reasons:
-            show(f"plan         {reason}")
+        for label, text in plan_lines(plan, ranking, "`edgespec plan --explain` says why"):
+            show(f"{label:13}{text}")
         if engine.left_out:
             note(
                 f"not measured for lack of time: {', '.join(engine.left_out)}; chats measure the needed part between "

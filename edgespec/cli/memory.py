@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from edgespec.cli.options import JsonOption, ModelOption, ProfileOption, resolve_profile, state_of, with_learned_text
+from edgespec.cli import suggestions
+from edgespec.cli.options import JsonOption, ProfileOption, resolve_profile, state_of, with_learned_text
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError
@@ -122,7 +123,16 @@ def learn(
         typer.Argument(metavar="PATH", help="Text files and folders; none: say what was learned."),
     ] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Remove these paths from the index instead.")] = False,
-    target: ModelOption = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODEL",
+            help="A model that reads the text as tokens; the index is for its vocabulary.",
+            autocompletion=suggestions.for_model,
+        ),
+    ] = None,
     profile: ProfileOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -177,7 +187,7 @@ def learn(
     print(f"learned for {located.name}: {len(learned.names)} files, {learned.tokens} tokens, {size}, {learned.path}")
 
 
-@app.command("clear", cls=Command)
+@app.command("clear", cls=Command, short_help="Remove all that is kept.")
 def clear(context: typer.Context, json: JsonOption = False) -> None:
     """Remove every kept answer and beginning, the last conversation, and the lines that you typed."""
     from edgespec.engine.learned.answers import answers_lock

@@ -42,6 +42,16 @@ OLD_OPTIONS: Mapping[str, Sequence[str]] = {
     "--rule": ("--set rule=",),
 }
 
+# What llama.cpp calls options of ours.
+_CALLED_ELSEWHERE: Mapping[str, str] = {
+    "-t": "--threads",
+    **dict.fromkeys(("-c", "--ctx-size"), "--context"),
+    **dict.fromkeys(("-n", "--predict", "--n-predict"), "--max-tokens"),
+    **dict.fromkeys(("-md", "--model-draft"), "--draft"),
+    "--temp": "--temperature",
+    "--sys": "--system",
+}
+
 # What typer adds to a name or a help text: a type, a range, "required".
 _TYPE = re.compile(r" <[^>]*>")
 _RANGE = re.compile(r"(; )?[\w.]*(<=|<)?x(>=|<=|>|<)[\w.]+|(; )?required")
@@ -136,6 +146,8 @@ class Program(TyperGroup):
 def nearest(name: str, ctx: Any) -> str | None:
     """The option of the command that is spelled like ``name``; None if there is none."""
     known = [option for param in ctx.command.params if not param.hidden for option in param.opts]
+    if (ours := _CALLED_ELSEWHERE.get(name)) in known:
+        return ours
     return next(iter(get_close_matches(name, [*known, "--help"], n=1)), None)
 
 

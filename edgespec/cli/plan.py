@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import EXACTNESS_WORDS, print_json
@@ -35,7 +36,12 @@ def plan(
     explain: Annotated[bool, typer.Option("--explain", help="Say why, and list every option considered.")] = False,
     simulate: Annotated[
         str | None,
-        rare("--simulate", metavar="MACHINE.toml|NAME", help="Plan for a described machine, not for this one."),
+        rare(
+            "--simulate",
+            metavar="MACHINE.toml|NAME",
+            help="Plan for a described machine, not for this one.",
+            autocompletion=suggestions.for_machine,
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -44,7 +44,7 @@ def profiles(context: typer.Context, json: JsonOption = False) -> None:
         print(f"{summary.name:{width}}  {summary.problem or summary.description}  ({summary.origin})")
 
 
-@app.command("show", cls=Command)
+@app.command("show", cls=Command, short_help="Show a profile's values, and where each was set.")
 def show(
     context: typer.Context,
     name: Annotated[

@@ -77,7 +77,7 @@ def serve(
     log_text: Annotated[bool, rare("--log-text", help="Also log prompts and answers.")] = False,
     flags: AnswerFlags,
 ) -> None:
-    """Serve a model over HTTP, with the interfaces of OpenAI and Anthropic.
+    """Serve a model over HTTP, with the interfaces of OpenAI, Anthropic and Ollama.
 
     Logs one line a request on stderr. Ctrl-C finishes the running answers; a second Ctrl-C ends immediately.
     """

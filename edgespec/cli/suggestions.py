@@ -87,6 +87,16 @@ def for_setting(incomplete: str) -> Iterator[Suggestion]:
     yield from _beginning(incomplete, [(f"{key}=", kind.wanted) for key, kind in KEYS.items()])
 
 
+def for_machine(incomplete: str) -> Iterator[Suggestion]:
+    """Completes ``--simulate``: names of described machines, or files."""
+    from edgespec.profiles.machines import machine_names
+
+    if incomplete.startswith((".", "/", "~")):
+        yield from _paths(incomplete, ".toml")
+        return
+    yield from _beginning(incomplete, [(name, "") for name in machine_names()])
+
+
 def for_suite(incomplete: str) -> Iterator[Suggestion]:
     """Completes ``--suite``: names of built-in suites, or files."""
     from edgespec.bench.suite import BUILTIN_SUITES

@@ -61,7 +61,7 @@ def verify(
                 "there is no speculation to verify: " + engine.plan.reasons[-1],
                 hint="`edgespec plan --explain` lists what was considered",
             )
-        ways = ", ".join(map(str, depths))
+        ways = f"{depths[0]} to {depths[-1]}" if len(depths) > 1 else str(depths[0])
         note(
             f"{len(selected)} prompts, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else f'greedy and sampled ({SAMPLED})'}, depths "

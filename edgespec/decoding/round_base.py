@@ -120,7 +120,7 @@ class Rounds(ABC):
             raise PromptTooLongError(
                 f"the prompt has {len(history)} tokens and the context holds {target.context_length}, "
                 "with room for at least one answer token",
-                hint="shorten the prompt or use a larger --context",
+                hint="shorten the prompt or use a larger context (--context)",
             )
         # The last token is always fed alone, at width 1, even if it was cached: a repeated prompt, which is wholly
         # cached, then begins its answer as it did the first time.

@@ -201,7 +201,7 @@ def require_room(settings: Settings, places: Placements) -> None:
                 f"{place.name} needs about {gib(needed)} there and {gib(allowed)} may be used",
                 needed_bytes=needed,
                 available_bytes=allowed,
-                hint="fewer gpu_layers, a smaller --context, or another device",
+                hint="fewer gpu_layers, a smaller context (--context), or another device",
             )
 
 

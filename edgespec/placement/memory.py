@@ -256,7 +256,7 @@ def require_memory(name: str, estimate: MemoryEstimate, allowed_bytes: int) -> N
         f"{gib(estimate.cache_bytes)}) and {gib(allowed_bytes)} may be used",
         needed_bytes=estimate.total_bytes,
         available_bytes=allowed_bytes,
-        hint="close other programs, use a smaller --context, or a smaller model",
+        hint="close other programs, use a smaller context (--context), or a smaller model",
     )
 
 

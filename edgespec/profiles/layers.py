@@ -124,6 +124,14 @@ _INHERITS = kind_of(Annotated[str, Check(str.strip, "the name of a profile")])
 KEYS: Mapping[str, Kind[Value]] = {name: kind for name, kind in _IN_A_FILE.items() if name != DESCRIPTION}
 _MODEL_KEYS = ("target", "draft")
 
+# What llama.cpp, its Python package and Ollama call keys of ours.
+_CALLED_ELSEWHERE = {
+    **dict.fromkeys(("n_ctx", "num_ctx", "ctx_size"), "context"),
+    **dict.fromkeys(("n_threads", "num_thread"), "threads"),
+    **dict.fromkeys(("n_gpu_layers", "num_gpu"), "gpu_layers"),
+    **dict.fromkeys(("model_draft", "draft_model"), "draft"),
+}
+
 # How the command line names a key; others are named by --set.
 _OPTIONS = {"target": "MODEL", "draft": "--draft", "context": "--context", "threads": "--threads"}
 
@@ -257,8 +265,9 @@ def from_settings(settings: Iterable[str]) -> dict[str, str]:
 
 def unknown_key(key: str, origin: str, known: Iterable[str]) -> ProfileError:
     """The error for an unknown key, with the nearest known key as a hint."""
-    error = unknown_name(key, known)
-    return ProfileError(f"{origin}: {error}", hint=error.hint)
+    error, ours = unknown_name(key, known := list(known)), _CALLED_ELSEWHERE.get(key)
+    hint = f'Did you mean "{ours}"?' if ours in known else error.hint
+    return ProfileError(f"{origin}: {error}", hint=hint)
 
 
 def _checked(kind: Kind[Value], value: object, where: str) -> Value:

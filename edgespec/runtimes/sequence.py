@@ -55,7 +55,7 @@ def checked_ids(
     if length + count > context_length:
         raise ContextFullError(
             f"{count} more tokens do not fit: {length} of {context_length} are used",
-            hint="use a larger --context",
+            hint="use a larger context (--context)",
         )
     try:
         ids = np.asarray(tokens, dtype=np.int64)  # wider than native ids, so that no id wraps into the range

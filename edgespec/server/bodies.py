@@ -76,4 +76,4 @@ class BodyReader:
 
 def _too_large(budget: RequestBudget) -> ApiError:
     message = f"the body is larger than {budget.body_bytes} bytes, the most for a context of {budget.context_length}"
-    return ApiError(f"{message} tokens (a larger --context allows more)", status=413, code="body_too_large")
+    return ApiError(f"{message} tokens (a larger context (--context) allows more)", status=413, code="body_too_large")

@@ -49,5 +49,5 @@ class RequestBudget:
         if self._characters < 0:
             raise InvalidRequestError(
                 f"the request takes too much work for a context of {self.context_length} tokens",
-                hint="shorten it or use a larger --context",
+                hint="shorten it or use a larger context (--context)",
             )

@@ -89,6 +89,14 @@ def test_chat_uses_the_given_sampling_settings(pair: tuple[str, ...], root: Path
     assert re.search(r"^seed +random for each answer$", result.err, re.MULTILINE)
 
 
+def test_the_longest_answer_can_be_set_in_a_chat(pair: tuple[str, ...], root: Path) -> None:
+    stdin = "hello\n/set max-tokens 3\nhello\n/more\n/set max_tokens none\n/set\n"
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--json", home=root, stdin=stdin))
+    assert [len(json.loads(line)["token_ids"]) for line in result.out.splitlines()] == [5, 3, 3]
+    assert re.search(r"^max-tokens +3$", result.err, re.MULTILINE)
+    assert re.search(r"^max-tokens +as the context allows$", result.err, re.MULTILINE)
+
+
 def test_undo_removes_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
     """And nothing of the answers before it."""
     options = ("--context", "256", "--max-tokens", "5", "--json")
@@ -168,6 +176,7 @@ def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Pat
         ("/set top-p hot", "top-p must be a number, got 'hot'"),
         ("/set temperature", "/set temperature takes one value"),
         ("/set temperature -1", "temperature cannot be -1.0"),
+        ("/set max-tokens 0", "max-tokens must be at least 1, got 0"),
     ],
 )
 def test_a_wrong_value_of_slash_set_is_reported_in_one_sentence(

@@ -330,6 +330,9 @@ def test_old_commands_and_other_spellings_are_understood(here: InProcess) -> Non
 
 def test_near_misses_of_options_and_commands_are_named(here: InProcess) -> None:
     assert here("chat", "--contxt", "512").hint == "did you mean --context?"
+    assert here("chat", "-t", "4").hint == "did you mean --threads?"
+    assert here("generate", "--ctx-size", "512", "hi").hint == "did you mean --context?"
+    assert here("doctor", "-t", "4").hint != "did you mean --threads?", "it has none"
     result = here("memory", "lern")
     assert result.hint == "see `edgespec memory --help`"
     assert "Did you mean 'learn'" in result.err
@@ -457,7 +460,7 @@ def test_no_escape_codes_without_a_terminal(pair: tuple[str, ...], root: Path, e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command_name", ["models", "generate"])
-def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, command_name: str) -> None:
+def test_a_pipe_that_its_reader_closed_ends_silently(pair: tuple[str, ...], root: Path, command_name: str) -> None:
     arguments = {
         "models": ("models",),
         "generate": ("generate", "hello", *pair, "--max-tokens", "1500"),
@@ -479,7 +482,7 @@ def test_a_closed_pipe_is_one_sentence(pair: tuple[str, ...], root: Path, comman
         os.close(writing)
     assert done.returncode == 1
     told = [line for line in done.stderr.splitlines() if not line.startswith("loading")]
-    assert told == ["edgespec: the output was closed before everything was written"]
+    assert told == []
 
 
 def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> None:

@@ -43,6 +43,7 @@ def test_completion_suggests_paths_after_a_path_prefix(tmp_path: Path) -> None:
     assert values(suggestions.for_model(f"{tmp_path}/")) == [f"{tmp_path}/folder/", f"{tmp_path}/model.gguf"]
     assert values(suggestions.for_profile("./m")) == ["./mine.toml"]
     assert values(suggestions.for_suite("./o")) == ["./own.jsonl"]
+    assert values(suggestions.for_machine("./m")) == ["./mine.toml"]
     assert values(suggestions.for_model("/no/such/folder/")) == []
 
 
@@ -51,6 +52,7 @@ def test_completion_suggests_profiles_and_suites() -> None:
     assert values(suggestions.for_suite("")) == ["ours", "quick", "long-prompts", "short", "verify"]
     assert suggestions.one_of("gguf", "onnx")("o") == [("onnx", "")]
     assert values(suggestions.for_setting("exact")) == ["exactness="]
+    assert values(suggestions.for_machine("laptop-small")) == ["laptop-small-gpu"]
 
 
 @pytest.mark.parametrize(

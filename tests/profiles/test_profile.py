@@ -323,6 +323,7 @@ def test_an_unknown_key_is_an_error_with_a_suggestion(load: Load, user: Path, pr
     file.write_text("zzz = 4\n")
     assert "max_memory_fraction" in str(failure(load, "mine").hint)
     assert 'Did you mean "threads"?' in str(failure(load, thread=3).hint)
+    assert failure(load, n_ctx=512).hint == 'Did you mean "context"?'
     (project / "edgespec.toml").write_text("context = 4096\n")
     assert "[profile]" in str(failure(load).hint)
 

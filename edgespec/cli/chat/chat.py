@@ -73,6 +73,7 @@ def run_chat(
             think=think,
             drawn=drawn.given(),
             as_file=interactive and not json,
+            max_tokens=max_tokens,
             before_reload=state.interrupts.obeyed,
         ) as talk,
     ):
@@ -84,7 +85,7 @@ def run_chat(
         measuring = interactive and engine.can_calibrate
         status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
-        going = _Chat(talk, state.interrupts, status, as_json=json, max_tokens=max_tokens, keeps=keeps)
+        going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps)
         going.run(prompts, greeting, interactive)
 
 
@@ -108,7 +109,6 @@ class _Chat:
         status: StatusLine,
         *,
         as_json: bool,
-        max_tokens: int | None,
         keeps: bool,
     ) -> None:
         """``keeps``: the conversation is kept for ``--continue``."""
@@ -116,7 +116,6 @@ class _Chat:
         self._commands = Commands(talk)
         self._interrupts = interrupts
         self._as_json = as_json
-        self._max_tokens = max_tokens
         self._status = status
         self._failed = False
         self._keeps = keeps
@@ -206,10 +205,10 @@ class _Chat:
         return ""
 
     def _answer(self, prompt: str | GoOn) -> None:
-        talk, most = self._talk, self._max_tokens
+        talk = self._talk
         try:
             before = talk.last if isinstance(prompt, GoOn) else None
-            generation = talk.go_on(most) if isinstance(prompt, GoOn) else talk.generate(prompt, most)
+            generation = talk.go_on() if isinstance(prompt, GoOn) else talk.generate(prompt)
             done = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
             talk.last = done if before is None else _joined(before, done)
             print_done(done, self._status, as_json=self._as_json)

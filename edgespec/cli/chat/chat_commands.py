@@ -62,7 +62,9 @@ _GUESS = (
     "those that it would have written."
 )
 
-# Settings of /set: names of fields of Sampling, with their types and common values.
+_MOST = "max-tokens"
+
+# Settings of /set: names of fields of Sampling, and the longest answer, with their types and common values.
 SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "temperature": (float, ("0", "0.7", "1")),
     "top-p": (float, ("0.8", "0.95", "1")),
@@ -72,6 +74,7 @@ SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "presence-penalty": (float, ("0", "1.5")),
     "frequency-penalty": (float, ("0",)),
     "seed": (int, ("none",)),
+    _MOST: (int, ("none", "200")),
 }
 
 # Width of the column with the labels of a plan.
@@ -249,8 +252,9 @@ class Commands:
         if words:
             self._talk.set(**_setting(words))
         for name in SETTINGS:
-            value = getattr(self._talk.sampling, name.replace("-", "_"))
-            note(f"{name:18}{'random for each answer' if value is None else value}")
+            value = getattr(self._talk if name == _MOST else self._talk.sampling, name.replace("-", "_"))
+            unset = "as the context allows" if name == _MOST else "random for each answer"
+            note(f"{name:18}{unset if value is None else value}")
 
     def _set_form(self, text: str | None) -> None:
         """Write the next answers as any JSON object, by a schema, or for ``off`` as any text."""
@@ -338,8 +342,8 @@ def _setting(words: list[str]) -> dict[str, Any]:
         raise InvalidRequestError(f"there is no setting {words[0]!r}", hint=hint)
     if len(words) != 2:
         raise InvalidRequestError(f"/set {name} takes one value", hint="for example /set temperature 0.7")
-    if name == "seed" and words[1].lower() in ("none", "drawn"):
-        return {"seed": None}
+    if name in ("seed", _MOST) and words[1].lower() in ("none", "drawn"):
+        return {name.replace("-", "_"): None}
     kind = SETTINGS[name][0]
     try:
         return {name.replace("-", "_"): kind(words[1])}

@@ -13,7 +13,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
-from edgespec.errors import MemoryLimitError, TemplateError
+from edgespec.errors import InvalidRequestError, MemoryLimitError, TemplateError
 from edgespec.text.grammar.form import Form
 
 
@@ -30,6 +30,7 @@ class Talk:
         think: bool,
         drawn: Mapping[str, Any],
         as_file: bool,
+        max_tokens: int | None = None,
         before_reload: Callable[[], None] = lambda: None,
     ) -> None:
         """``load`` opens the engine of the named model, or of the first model for None.
@@ -50,6 +51,7 @@ class Talk:
         self.session: Session = engine.session(system=system, messages=messages, think=think)
         self.sampling = self._sampling()
         self.form: Form | None = None  # of the next answers
+        self.max_tokens = max_tokens  # of an answer; None: as the context allows
         self.last: Done | None = None
         self.asked: str | None = None  # the latest prompt, answered or not; None once it is taken back
 
@@ -70,7 +72,12 @@ class Talk:
         return replace(usual, rule=self.engine.profile.rule, **self._drawn)
 
     def set(self, **values: Any) -> None:
-        """Change sampling settings. Raises InvalidRequestError."""
+        """Change sampling settings, or ``max_tokens``. Raises InvalidRequestError."""
+        if "max_tokens" in values:
+            most = values.pop("max_tokens")
+            if most is not None and most < 1:
+                raise InvalidRequestError(f"max-tokens must be at least 1, got {most}")
+            self.max_tokens = most
         self.sampling = replace(self.sampling, **values)
         self._drawn |= values
 
@@ -82,11 +89,11 @@ class Talk:
             return asked
         return self.session.undo()
 
-    def generate(self, prompt: str, max_tokens: int | None) -> Generation:
+    def generate(self, prompt: str) -> Generation:
         """The answer to a prompt in the chat's settings and form."""
         self.asked = prompt
         form = {} if self.form is None else self.form.arguments
-        return self.session.generate(prompt, max_tokens=max_tokens, sampling=self.sampling, **form)
+        return self.session.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, **form)
 
     def why_complete(self) -> str | None:
         """Why the latest answer cannot be continued; None if it can."""
@@ -96,9 +103,10 @@ class Talk:
             return "the answer is complete"
         return None if self.form is None else "an answer in JSON cannot be continued; /retry writes it again"
 
-    def go_on(self, max_tokens: int | None) -> Generation:
+    def go_on(self) -> Generation:
         """More of the latest answer, which was cut or stopped."""
-        return self.session.generate(messages=self.session.messages, max_tokens=max_tokens, sampling=self.sampling)
+        messages, most = self.session.messages, self.max_tokens
+        return self.session.generate(messages=messages, max_tokens=most, sampling=self.sampling)
 
     def switch(self, model: str) -> None:
         """Switch to another model, which reads the conversation from the start.

@@ -53,7 +53,13 @@ def export(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write; replaces an earlier export there.")
     ],
     quant: Annotated[
-        str, typer.Option("--quant", metavar="NAME", help="keep, or re-quantise all matrices to q4, q4_0, q8_0, ...")
+        str,
+        typer.Option(
+            "--quant",
+            metavar="NAME",
+            help="keep, or re-quantise all matrices to q4, q4_0, q8_0, ...",
+            autocompletion=suggestions.one_of("keep", "q4", "q4_0", "q5", "q6", "q8", "f16"),
+        ),
     ] = "keep",
     trim_vocab: Annotated[
         str | None,

@@ -191,7 +191,7 @@ def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
         else f"{facts.name} fits nowhere: {nearest.verdict.text}",
         needed_bytes=nearest.needed_bytes,
         available_bytes=nearest.available_bytes,
-        hint="close other programs, use a smaller --context, or a smaller model",
+        hint="close other programs, use a smaller context (--context), or a smaller model",
     )
 
 

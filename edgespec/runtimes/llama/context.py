@@ -139,7 +139,7 @@ class NativeContext:
                 f"llama.cpp could not allocate a context of {context_length} tokens",
                 needed_bytes=None,
                 available_bytes=None,
-                hint="try a smaller --context; llama.cpp's log (logger edgespec.native, --debug) says why",
+                hint="try a smaller context (--context); llama.cpp's log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)
         self._kernels = _our_kernels()
@@ -169,7 +169,9 @@ class NativeContext:
         if code == _DECODE_ABORTED:
             raise CancelledError("the forward was cancelled")
         if code == _DECODE_NO_SLOT:
-            raise ContextFullError("llama.cpp found no room for these tokens in its cache", hint="a larger --context")
+            raise ContextFullError(
+                "llama.cpp found no room for these tokens in its cache", hint="a larger context (--context)"
+            )
         if code != 0:
             raise ForwardError(f"llama.cpp's forward failed with code {code}", code=code)
 

@@ -102,7 +102,7 @@ class NativeCache:
                 f"no memory for a cache of {context_length} tokens ({cache_bytes / 2**30:.2f} GiB)",
                 needed_bytes=cache_bytes,
                 available_bytes=None,
-                hint="use a smaller --context",
+                hint="use a smaller context (--context)",
             )
         self._state_bytes = int(self._api.es_state_bytes(self._pointer))
         if part.head is not None:

@@ -242,7 +242,9 @@ class OnnxContext(ABC):
         row: LogitsArray = self._logits[index]
         return row
 
-    def _no_memory(self, context_length: int, needed_bytes: int, hint: str = "try a smaller --context") -> Exception:
+    def _no_memory(
+        self, context_length: int, needed_bytes: int, hint: str = "try a smaller context (--context)"
+    ) -> Exception:
         return MemoryLimitError(
             f"there is no memory for a context of {context_length} tokens",
             needed_bytes=needed_bytes,

@@ -348,7 +348,7 @@ class Conversation:
         larger = self._prompts.longest is None or self._prompts.longest > context_length
         return PromptTooLongError(
             f"the prompt has {tokens} tokens, which exceeds the available context size of {context_length} tokens",
-            hint=f"shorten the prompt{' or use a larger --context' if larger else ''}",
+            hint=f"shorten the prompt{' or use a larger context (--context)' if larger else ''}",
         )
 
     def _next(
