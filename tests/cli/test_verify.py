@@ -117,10 +117,10 @@ def test_only_prompts_on_the_disk_are_taken(prompts: Callable[..., tuple[int, st
     path.write_bytes(gzip.compress("\n".join(problems).encode()))
 
     def damaged(name: str) -> Any:
-        raise HashMismatchError(f"{name} has changed")
+        raise HashMismatchError(name, "it has changed")
 
     assert prompts(lambda _name: None) == (20, "")
     hint = "20 prompts are built in; `edgespec pull humaneval` fetches 20 more\n"
     assert prompts(lambda _name: None, "--prompts", "21") == (20, hint)
     assert prompts(lambda _name: SimpleNamespace(path=path), "--prompts", "21") == (40, "")
-    assert prompts(damaged) == (20, "without humaneval: humaneval has changed\n")
+    assert prompts(damaged) == (20, "without humaneval: humaneval: it has changed\n")
