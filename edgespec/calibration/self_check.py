@@ -27,7 +27,7 @@ def self_check(
     """Compare rows bit by bit, in steps of a forward; yields the fraction done. Raises what a forward raises.
 
     The probe has every width, or only width 1 if any bit differs. Its T(1) is that of one forward, in seconds; None
-    if other programs kept the processor busy meanwhile (``neighbours`` tells).
+    if other programs kept the processor busy (``neighbours`` tells).
     """
     tokens, neighbours = probe_tokens(POSITIONS, vocabulary_size), neighbours or Neighbours()
     first: list[bytes] = []

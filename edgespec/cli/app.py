@@ -170,7 +170,7 @@ def _interrupted(state: State) -> int:
 
 
 def _output_lost(error: OSError) -> int:
-    """Report that stdout cannot be written as the disk is full. Nothing is said if its reader or terminal left."""
+    """Report that stdout cannot be written as the disk is full. Nothing is printed if its reader or terminal left."""
     if error.errno not in _FULL:
         return _stdout_closed("")
     return _stdout_closed(
