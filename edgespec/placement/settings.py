@@ -41,14 +41,20 @@ def choose_runtime(wanted: str, wanted_device: str, file: LocatedModel) -> tuple
 
     Raises what ``processor_runtimes`` raises.
     """
-    found = [(runtime, runtime.find_device(wanted_device, file.weight_bytes)) for runtime in _possible(wanted, file)]
+    possible = _possible(wanted, file)
+    able = _able([(runtime, runtime.find_device(wanted_device, file.weight_bytes)) for runtime in possible], file)
+    return min(able, key=lambda pair: (pair[1] == HOST, pair[0].preference()))
+
+
+def _able(found: Sequence[tuple[Runtime, str]], file: LocatedModel) -> Sequence[tuple[Runtime, str]]:
+    """The runtimes that may run the file on their device. Raises what ``processor_runtimes`` raises."""
     if len(found) == 1:
         found[0][0].check(file, found[0][1])
-        return found[0]
+        return found
     able = [pair for pair in found if _can(pair[0], file, pair[1])]
     if not able:
         raise _none_can([runtime for runtime, _ in found], file)
-    return min(able, key=lambda pair: (pair[1] == HOST, pair[0].preference()))
+    return able
 
 
 def _possible(wanted: str, file: LocatedModel) -> Sequence[Runtime]:
@@ -62,14 +68,8 @@ def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> Sequence
 
     Raises ModelFileError, RuntimeUnavailableError or InvalidRequestError, with the reason, if no runtime can.
     """
-    possible = _possible(wanted, file)
-    if len(possible) == 1:
-        possible[0].check(file, device)
-        return possible
-    able = [runtime for runtime in possible if _can(runtime, file, device)]
-    if not able:
-        raise _none_can(possible, file)
-    return sorted(able, key=lambda each: each.preference())
+    able = _able([(runtime, device) for runtime in _possible(wanted, file)], file)
+    return sorted((runtime for runtime, _ in able), key=lambda each: each.preference())
 
 
 def _can(runtime: Runtime, file: LocatedModel, device: str) -> bool:

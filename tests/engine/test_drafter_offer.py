@@ -140,14 +140,6 @@ cache_bytes = 1
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    user = User(tmp_path / "user")
-    for name, value in user.environment.items():
-        monkeypatch.setenv(name, value)
-    return user
-
-
-@pytest.fixture
 def tiny_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "families", lambda: families_with(100))
 

@@ -41,15 +41,6 @@ from tests.support.vocabularies import real_vocabularies
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    """A user of this machine without any files."""
-    user = User(tmp_path / "user")
-    for name, value in user.environment.items():
-        monkeypatch.setenv(name, value)
-    return user
-
-
-@pytest.fixture
 def headers_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """The files without a manifest whose headers were read since the last call."""
     read: list[str] = []

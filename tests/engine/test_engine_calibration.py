@@ -21,7 +21,6 @@ from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten
 from tests.support.command_line import environment
 from tests.support.started_threads import started_threads
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
-from tests.support.watched_sequences import watch_forwards
 
 REPEATING = "the people use water and the people use words and the people"
 
@@ -47,14 +46,6 @@ def load(tiny: TinyModels, home: Home) -> Callable[..., Engine]:
     return load
 
 
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The width of every forward."""
-    seen: list[int] = []
-    watch_forwards(monkeypatch, lambda _sequence, tokens, _rows: seen.append(len(tokens)))
-    return seen
-
-
 def learn_all(engine: Engine) -> tuple[str, ...]:
     for _ in range(2000):
         reasons = engine.calibrate_for(0.02)
@@ -66,31 +57,31 @@ def learn_all(engine: Engine) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------- the first answer
 
 
-def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], widths: list[int]) -> None:
     with load() as engine, engine.session() as session:
-        assert forwards == []
+        assert widths == []
         done = answer(session.generate("hello", max_tokens=10))
         assert (done.plan.mode, done.stats.proposed) == ("plain", 0)
         # Widths: the prompt without its last token, that token, and each answer token but the last.
-        assert len(forwards) == 2 + 9
+        assert len(widths) == 2 + 9
         assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
         assert engine.unmeasured
 
 
 def test_load_with_calibrate_measures_once_and_later_loads_measure_nothing(
-    load: Callable[..., Engine], home: Home, forwards: list[int]
+    load: Callable[..., Engine], home: Home, widths: list[int]
 ) -> None:
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
         assert engine.plan.predicted_tokens_per_s is not None
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
         assert NOT_CALIBRATED.text not in engine.plan.reasons
-    forwards.clear()
+    widths.clear()
     for calibrate in (True, False):
         with load(calibrate=calibrate) as again:
             assert not again.unmeasured
             assert again.plan.reasons == engine.plan.reasons
-    assert forwards == []
+    assert widths == []
 
 
 def test_calibrate_measures_what_is_missing_and_afresh_measures_everything(
@@ -151,20 +142,20 @@ def test_an_answer_reports_the_plan_it_began_with(load: Callable[..., Engine]) -
         assert answer(session.generate("continue", max_tokens=5)).plan.mode == "serial"
 
 
-def test_calibrate_for_stops_at_its_stop_event(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_calibrate_for_stops_at_its_stop_event(load: Callable[..., Engine], widths: list[int]) -> None:
     stop = threading.Event()
     stop.set()
     with load() as engine:
         assert engine.calibrate_for(1e9, stop) == ()
-        assert forwards == []
+        assert widths == []
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_a_fixed_depth_needs_no_calibration(load: Callable[..., Engine], forwards: list[int], depth: int) -> None:
+def test_a_fixed_depth_needs_no_calibration(load: Callable[..., Engine], widths: list[int], depth: int) -> None:
     with load(depth=depth) as engine:
-        forwards.clear()
+        widths.clear()
         assert engine.calibrate_for() == ()
-        assert forwards == []
+        assert widths == []
 
 
 def test_calibration_reports_a_drafter_that_fails_to_load_once(
@@ -243,11 +234,11 @@ def other_process(home: Home) -> Iterator[Callable[[], None]]:
 
 
 def test_calibrate_for_does_nothing_while_another_process_calibrates(
-    load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
+    load: Callable[..., Engine], widths: list[int], other_process: Callable[[], None]
 ) -> None:
     with load() as engine:
         assert engine.calibrate_for(1e9) == ()
-        assert forwards == []
+        assert widths == []
         with engine.session() as session:  # answering needs no lock
             answer(session.generate("hello", max_tokens=3))
         other_process()
@@ -255,13 +246,13 @@ def test_calibrate_for_does_nothing_while_another_process_calibrates(
 
 
 def test_calibrate_waits_while_another_process_calibrates(
-    load: Callable[..., Engine], forwards: list[int], other_process: Callable[[], None]
+    load: Callable[..., Engine], widths: list[int], other_process: Callable[[], None]
 ) -> None:
     with load() as engine:
         calibrating = threading.Thread(target=engine.calibrate)
         calibrating.start()
         threading.Event().wait(0.3)
-        assert forwards == []
+        assert widths == []
         other_process()
         calibrating.join(60)
         assert not engine.unmeasured

@@ -26,7 +26,6 @@ from tests.support.command_line import InProcess, run_cli
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import SHAPE, TinyModels, answer, invented_times
-from tests.support.watched_sequences import watch_forwards
 
 STEP_S = 0.001  # of every width, as ``steady_rounds`` reports to the policy
 REPEATING = "the people use water and the people use words and the people"
@@ -52,13 +51,6 @@ def load(tiny: TinyModels, home: Home, target: Path) -> Callable[..., Engine]:
         return tiny.load(target, **{"store_home": home, "draft": str(tiny.target), **overrides})  # type: ignore[arg-type]
 
     return load
-
-
-@pytest.fixture
-def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    seen: list[int] = []
-    watch_forwards(monkeypatch, lambda _sequence, tokens, _rows: seen.append(len(tokens)))
-    return seen
 
 
 @pytest.fixture
@@ -108,25 +100,25 @@ def test_a_generate_command_drafts_in_its_only_answer_on_a_new_machine(
 
 
 def test_the_self_check_runs_once_per_file_build_and_instruction_level(
-    load: Callable[..., Engine], home: Home, forwards: list[int]
+    load: Callable[..., Engine], home: Home, widths: list[int]
 ) -> None:
     with load() as engine:
-        assert forwards == FORWARDS
+        assert widths == FORWARDS
         assert engine.plan.numeric_class.widths == tuple(range(1, WIDEST + 1))
     assert stored(home) == {"widths": 1}
-    forwards.clear()
+    widths.clear()
     for settings in ({}, {"threads": 2}, {"context": 300}, {"draft": "none"}, {"depth": 3}):
         with load(**settings):
-            assert forwards == []
+            assert widths == []
     assert stored(home) == {"widths": 1}
 
 
-def test_without_drafting_no_self_check_runs(load: Callable[..., Engine], forwards: list[int]) -> None:
+def test_without_drafting_no_self_check_runs(load: Callable[..., Engine], widths: list[int]) -> None:
     with load(depth=0) as engine:
         assert engine.plan.mode == "plain"
     with load(draft="none", lookup=False):
         pass
-    assert forwards == []
+    assert widths == []
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,15 +133,15 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_after_a_failed_self_check_the_plan_is_plain_with_one_reason(
-    load: Callable[..., Engine], forwards: list[int]
+    load: Callable[..., Engine], widths: list[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         failing(patch)
         with load():
             pass
-    forwards.clear()
+    widths.clear()
     with load() as engine, engine.session() as session:  # the result is stored
-        assert forwards == []
+        assert widths == []
         assert engine.plan.mode == "plain"
         said = [reason for reason in engine.plan.reasons if "bit-equal" in reason]
         assert said == ["plain: no width beyond 1 is bit-equal to plain decoding with this model and build"]
@@ -218,27 +210,27 @@ def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(
 
 
 def test_other_runtimes_decode_plainly_until_widths_are_probed(
-    tiny: TinyModels, home: Home, forwards: list[int]
+    tiny: TinyModels, home: Home, widths: list[int]
 ) -> None:
     with tiny.load(store_home=home, runtime="llama", draft_runtime="llama") as engine:
         assert engine.plan.mode == "plain"
         assert NOT_CALIBRATED.text in engine.plan.reasons
         assert engine.pair.measurements.costs().curves is None
-    assert forwards == []
+    assert widths == []
 
 
 def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
-    load: Callable[..., Engine], forwards: list[int], monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Engine], widths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_calibration(monkeypatch)
     fix_plain_ratio(monkeypatch, 100.0)
     with load(context=300) as engine:
-        forwards.clear()
+        widths.clear()
         engine.calibrate()
         assert not engine.pair.measurements.missing
         assert engine.pair.measurements.costs().measured
-        assert forwards[: len(FORWARDS)] == FORWARDS
-        narrow = [width for width in forwards if width == 2]
+        assert widths[: len(FORWARDS)] == FORWARDS
+        narrow = [width for width in widths if width == 2]
         # Forwards: the self-check's; for the target and for the drafter two contexts, once to warm up and once timed.
         assert len(narrow) == 1 + 2 * 2 + 2 * 2
 

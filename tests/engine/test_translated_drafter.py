@@ -182,15 +182,6 @@ def test_a_trimmed_or_one_pass_drafter_with_another_vocabulary_is_refused(
 # -------------------------------------------------------------------------------------------------- found drafters
 
 
-@pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> User:
-    """A user of this machine without any files."""
-    user = User(tmp_path / "user")
-    for name, value in user.environment.items():
-        monkeypatch.setenv(name, value)
-    return user
-
-
 def test_a_drafter_with_another_vocabulary_is_found_and_its_note_is_kept(
     user: User, tiny: TinyModels, foreign: dict[str, Path], home: Home
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.engine import Engine
 from tests.support.http_server import Running, running
 from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels
@@ -23,14 +22,10 @@ def says_hello(tiny: TinyModels, tmp_path_factory: pytest.TempPathFactory) -> It
         yield server
 
 
-def engine_of(server: Running) -> Engine:
-    found = server.service.keeper.engine
-    assert found is not None
-    return found
-
-
 def token(server: Running, text: str) -> int:
-    (found,) = engine_of(server).tokenizer.encode(text)
+    engine = server.service.keeper.engine
+    assert engine is not None
+    (found,) = engine.tokenizer.encode(text)
     return found
 
 

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from edgespec.errors import ConstraintError, InvalidRequestError
-from edgespec.files.gguf.header import read_header
 from edgespec.text.conversation.call_formats import HERMES, CallFormat
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar.begun_calls import BegunCalls, BegunCallsCursor
 from edgespec.text.grammar.calls import bare_beginning, begun_form
 from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.tokenizers.gguf import GgufTokenizer
-from tests.support.tiny_models import TinyModels
 from tests.support.wandering import wander
 from tests.text.test_call_forms import use
 from tests.text.test_forms import cut
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 THINKING = ThinkingMarks("<think>", "</think>")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny: TinyModels) -> Iterator[GgufTokenizer]:
-    tokenizer = GgufTokenizer(read_header(tiny.target))
-    yield tokenizer
-    tokenizer.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import random
 import re
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
 from edgespec.text.grammar.size import MOST_ALTERNATIVES, MOST_LEVELS, MOST_NAMES, MOST_RULES
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.scripted_gguf import write_scripted_gguf
-from tests.support.tiny_models import TinyModels
 
 PERSON = {
     "type": "object",
@@ -33,13 +31,6 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny: TinyModels) -> Iterator[GgufTokenizer]:
-    tokenizer = GgufTokenizer(read_header(tiny.target))
-    yield tokenizer
-    tokenizer.close()
 
 
 @pytest.fixture(scope="module")
