@@ -7,7 +7,7 @@ IndexError for an object without a report's shape.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,27 +130,18 @@ def _dot(value: Any, identical: bool) -> Dot | None:
 def read_curves(calibration: Report) -> Curves | None:
     found: list[tuple[dict[str, str], tuple[tuple[float, float], ...]]] = []
     for curve in calibration.get("curves") or ():
-        times = {
-            _positive(width): _positive(seconds)
-            for width, seconds in zip(curve["width"], curve["forward_s"], strict=True)
-            if seconds is not None
-        }
+        times = dict(_points(curve))
         if 1 in times and len(times) > 1:  # without T(1) there is no ratio
-            points = tuple((width, times[width] / times[1]) for width in sorted(times))
-            found.append((_described(curve), points))
+            found.append((_described(curve), tuple((width, s / times[1]) for width, s in times.items())))
     if not found:
         return None
-    shared = {
-        key: text
-        for key, text in found[0][0].items()
-        if key != "model" and all(facts.get(key) == text for facts, _ in found)
-    }
+    shared = _shared([facts for facts, _ in found], "model")
     lines: dict[str, tuple[tuple[float, float], ...]] = {}
-    for facts, points in found:
+    for facts, ratios in found:
         label = ", ".join(text for key, text in facts.items() if key not in shared)
         while label in lines:  # measured twice: show both
             label += " (again)"
-        lines[label] = points
+        lines[label] = ratios
     return Curves(lines=lines, common=", ".join(shared.values()))
 
 
@@ -161,25 +152,27 @@ def read_runtimes(report: Report) -> Runtimes | None:
         return None
     lines: dict[str, RuntimeLine] = {}
     for each in found:
-        points = {
-            _positive(width): _positive(seconds)
-            for width, seconds in zip(each["width"], each["forward_s"], strict=True)
-            if seconds is not None
-        }
-        ratio = each.get("t1_ratio")
+        points, ratio = _points(each), each.get("t1_ratio")
         if points:
             lines[short(each["name"])] = RuntimeLine(
-                points=tuple(sorted(points.items())),
+                points=points,
                 ratio=None if ratio is None else _positive(ratio),
                 arm=None if each.get("arm") is None else str(each["arm"]),
             )
-    facts = [_described(each) for each in found]
-    shared = [
-        text
-        for key, text in facts[0].items()
-        if key not in ("model", "runtime") and all(other.get(key) == text for other in facts)
-    ]
-    return Runtimes(lines=lines, common=", ".join(shared)) if lines else None
+    shared = _shared([_described(each) for each in found], "model", "runtime")
+    return Runtimes(lines=lines, common=", ".join(shared.values())) if lines else None
+
+
+def _points(curve: Report) -> tuple[tuple[float, float], ...]:
+    """The measured widths with their seconds, in order."""
+    timed = zip(curve["width"], curve["forward_s"], strict=True)
+    return tuple(sorted({_positive(width): _positive(s) for width, s in timed if s is not None}.items()))
+
+
+def _shared(facts: Sequence[Mapping[str, str]], *own: str) -> dict[str, str]:
+    """What all of them say alike, but for the keys of their ``own``."""
+    first = facts[0].items()
+    return {key: text for key, text in first if key not in own and all(each.get(key) == text for each in facts)}
 
 
 def _described(curve: Report) -> dict[str, str]:
