@@ -1,0 +1,58 @@
+"""Rows of the OpenAPI document: the routes that answer no conversation, and what their bodies and replies have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.server.faces.messages import COUNT, MESSAGES
+from edgespec.server.page import RUNNING
+
+ASKED = (401, 413, 429, 503)  # what a request may get if the served model reads its body
+# What each route says, its reply's schema or media types, and the statuses of its errors.
+READABLE: dict[str, tuple[Any, ...]] = {
+    "/v1/models": ("The served model.", "models", 401),
+    "/v1/models/{name}": ("The served model.", "model", 401, 404),
+    "/props": ("The model, as llama.cpp's clients read it.", "props", 401, 503),
+    "/health": ("200 once the server answers.", "health"),
+    "/metrics": ("Counters, for Prometheus.", "text/plain", 401),
+    "/openapi.json": ("This document.", "document"),
+    "/": (f"A page for browsers, for other clients a line: {RUNNING}.", "text/plain text/html"),
+    "/api/version": ("The version of Ollama's API.", "ollama-version"),
+    "/api/tags": ("The served model.", "ollama-models", 401, 503),
+    "/api/ps": ("The model while it is loaded.", "ollama-models", 401, 503),
+}
+# The same of routes with a body, behind its schema.
+POSTED: dict[str, tuple[Any, ...]] = {
+    COUNT: (
+        MESSAGES.name,
+        "Count the tokens of a conversation's prompt, as Anthropic's API does.",
+        "count",
+        *ASKED,
+        500,
+    ),
+    "/tokenize": ("content", "The tokens of a text.", "tokens", *ASKED),
+    "/detokenize": ("tokens", "The text of tokens.", "content", *ASKED),
+    "/api/show": ("ollama-name", "What the model is and can do.", "ollama-model", *ASKED, 404),
+}
+
+_TEXT = {"type": "string"}
+BODIES: dict[str, dict[str, Any]] = {
+    "content": {"content": _TEXT},
+    "tokens": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    "ollama-name": {"model": _TEXT},
+}
+REPLIES = {
+    "count": "input_tokens",
+    "models": "object data",
+    "model": "id object created owned_by",
+    "health": "status",
+    "props": "default_generation_settings total_slots chat_template modalities",
+    "document": "openapi info paths",
+    "ollama-version": "version",
+    "ollama-models": "models",
+    "ollama-model": "details model_info capabilities",
+}
+KEYS = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
