@@ -170,7 +170,7 @@ def _points(curve: Report) -> tuple[tuple[float, float], ...]:
 
 
 def _shared(facts: Sequence[Mapping[str, str]], *own: str) -> dict[str, str]:
-    """What all of them say alike, but for the keys of their ``own``."""
+    """What all of them share, except the keys of their ``own``."""
     first = facts[0].items()
     return {key: text for key, text in first if key not in own and all(each.get(key) == text for each in facts)}
 
