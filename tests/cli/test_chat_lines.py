@@ -97,14 +97,17 @@ def test_the_longest_answer_can_be_set_in_a_chat(pair: tuple[str, ...], root: Pa
     assert re.search(r"^max-tokens +as the context allows$", result.err, re.MULTILINE)
 
 
-def test_undo_removes_a_prompt_that_was_not_answered(pair: tuple[str, ...], root: Path) -> None:
-    """And nothing of the answers before it."""
+def test_undo_and_more_are_about_the_last_prompt_also_if_it_was_not_answered(
+    pair: tuple[str, ...], root: Path
+) -> None:
+    """The answer before it, which was cut, is neither removed nor continued."""
     options = ("--context", "256", "--max-tokens", "5", "--json")
-    stdin = "hello\n" + "water " * 500 + "\n/retry\n/undo\n/retry\n/undo\n"
+    stdin = "hello\n" + "water " * 500 + "\n/more\n/retry\n/undo\n/retry\n/undo\n"
     result = run_here("chat", *pair, *options, home=root, stdin=stdin)
     found = [json.loads(line) for line in result.out.splitlines()]
-    assert [sorted(each.keys() & {"text", "error"}) for each in found] == [["text"], ["error"], ["error"], ["text"]]
-    assert found[3]["token_ids"] == found[0]["token_ids"]
+    assert [sorted(each.keys() & {"text", "error"}) for each in found] == [["text"], *3 * [["error"]], ["text"]]
+    assert found[4]["token_ids"] == found[0]["token_ids"]
+    assert "asked again: water water" in result.err
     assert "undone: water water" in result.err
     assert "undone: hello" in result.err
 

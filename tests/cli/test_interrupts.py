@@ -80,23 +80,28 @@ def test_ctrl_c_stops_the_answer_and_the_chat_continues(chat: Terminal) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_during_prefill_stops_the_answer(chat: Terminal) -> None:
+def test_ctrl_c_during_prefill_stops_the_answer_and_the_prompt_is_not_lost(chat: Terminal) -> None:
     """No line of a terminal is that long: several make the prompt."""
+    chat.type("hello\r")
+    chat.wait_for(BEGUN)
+    time.sleep(2.1)
+    chat.type(CTRL_C)
+    chat.wait_for(STOPPED)
+    chat.wait_for(r"> ")
     chat.type('"""\r')
     for _ in range(30):
         chat.wait_for(r"\. ")
         chat.type("the " * 200 + "\r")
     chat.wait_for(r"\. ")
     chat.type('"""\r')
-    time.sleep(1.0)
-    chat.type(CTRL_C)
-    chat.wait_for(r"0 tokens ·(.|\n)*?stopped")
+    for again in ("asked again: the the", "undone: the the"):
+        time.sleep(2.1)
+        chat.type(CTRL_C)
+        chat.wait_for(r"stopped before the answer began; /more asks again,\s+/undo brings your text back")
+        chat.wait_for(r"> ")
+        chat.type("/more\r" if "asked" in again else "/undo\r")
+        chat.wait_for(again)
     chat.wait_for(r"> ")
-    chat.type("hello\r")
-    chat.wait_for(BEGUN)
-    time.sleep(2.1)
-    chat.type(CTRL_C)
-    chat.wait_for(STOPPED)
     chat.type("/exit\r")
     assert chat.exit_code() == 0
 

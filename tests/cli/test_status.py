@@ -364,6 +364,9 @@ def test_stats_are_rounded_and_have_units() -> None:
         "gain           1.35x faster than without",
         "text           same text as without guessing",
     ]
+    short = done(drafted(emitted_tokens=FEWEST_FOR_A_RATIO - 1))
+    assert "gain           not measured" in stats_lines(short)
+    assert "6.0 tok/s · 88 of 101" in line(short)
     rest = stats_lines(done(plain_tokens_per_s=None, sampling=SAMPLED, speculation_off="none is known"))[-4:]
     assert rest == [
         "gain           not measured",

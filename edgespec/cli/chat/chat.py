@@ -31,6 +31,8 @@ from edgespec.files.home import home
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 
+_NOT_BEGUN = "stopped before the answer began; /more asks again, /undo brings your text back"
+
 
 def run_chat(
     state: State,
@@ -210,9 +212,12 @@ class _Chat:
             before = talk.last if isinstance(prompt, GoOn) else None
             generation = talk.go_on() if isinstance(prompt, GoOn) else talk.generate(prompt)
             done = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
-            talk.last = done if before is None else _joined(before, done)
-            print_done(done, self._status, as_json=self._as_json)
+            talk.ended(done)
+            if talk.unanswered is None:
+                talk.last = done if before is None else _joined(before, done)
+            print_done(done, self._status, as_json=self._as_json, instead=talk.unanswered and _NOT_BEGUN)
         except EdgespecError as error:
+            talk.ended(None)
             self._fail(error)
 
     def _fail(self, error: EdgespecError) -> None:

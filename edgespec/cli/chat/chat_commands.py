@@ -194,10 +194,7 @@ class Commands:
                 note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
                 return None if undone is None else Edit(undone)
             case "/more":
-                complete = talk.why_complete()
-                if complete is None:
-                    return GoOn()
-                note(complete, dim=True)
+                return self._more()
             case "/set":
                 self._set(text.split() if text else [])
             case "/system":
@@ -226,6 +223,17 @@ class Commands:
                 near = get_close_matches(other, _names(), n=1)
                 meant = f"did you mean {near[0]}? " if near else ""
                 note(f"{other} is not a command; {meant}/help lists them, and // starts a prompt with a slash")
+        return None
+
+    def _more(self) -> Ask | GoOn | None:
+        talk = self._talk
+        if talk.unanswered is not None:
+            note(f"asked again: {_shortened(talk.unanswered)}", dim=True)
+            return Ask(talk.unanswered)
+        complete = talk.why_complete()
+        if complete is None:
+            return GoOn()
+        note(complete, dim=True)
         return None
 
     def _retry(self) -> Ask | None:

@@ -54,6 +54,7 @@ class Talk:
         self.max_tokens = max_tokens  # of an answer; None: as the context allows
         self.last: Done | None = None
         self.asked: str | None = None  # the latest prompt, answered or not; None once it is taken back
+        self._began = False  # the answer to it
 
     def __enter__(self) -> Talk:
         return self
@@ -83,17 +84,27 @@ class Talk:
 
     def take_back(self) -> str | None:
         """Remove the latest prompt, with its answer if there is one, and return the prompt."""
-        asked, self.asked = self.asked, None
-        turns = [message["content"] for message in self.session.messages if message["role"] == "user"]
-        if asked is not None and turns[-1:] != [asked]:
-            return asked
-        return self.session.undo()
+        unanswered, self.asked = self.unanswered, None
+        return self.session.undo() if unanswered is None else unanswered
 
     def generate(self, prompt: str) -> Generation:
         """The answer to a prompt in the chat's settings and form."""
-        self.asked = prompt
+        self.asked, self._began = prompt, False
         form = {} if self.form is None else self.form.arguments
         return self.session.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, **form)
+
+    @property
+    def unanswered(self) -> str | None:
+        """The latest prompt, if its answer was stopped or failed before a token: it is not in the conversation."""
+        return None if self._began else self.asked
+
+    def ended(self, done: Done | None) -> None:
+        """Note that the answer in progress has ended; ``done`` is its last event, None if it failed."""
+        if done is None:
+            turns = [message["content"] for message in self.session.messages if message["role"] == "user"]
+            self._began |= turns[-1:] == [self.asked]
+        else:
+            self._began |= bool(done.text or done.token_ids)
 
     def why_complete(self) -> str | None:
         """Why the latest answer cannot be continued; None if it can."""

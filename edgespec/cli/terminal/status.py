@@ -91,13 +91,13 @@ class StatusLine:
         self._verbose, self._quiet = verbose, quiet
         self._said: set[str] = set()
 
-    def print(self, done: Done) -> None:
-        """End the answer on stdout and write the status line to stderr, wrapped to the terminal."""
+    def print(self, done: Done, instead: str | None = None) -> None:
+        """End the answer on stdout and write the status line, or ``instead``, to stderr, wrapped to the terminal."""
         sys.stdout.write("\n")
         sys.stdout.flush()
         columns = stderr_columns()
         if not self._quiet and (self._verbose or columns is not None):
-            note(self.text(done, columns), dim=True)
+            note(instead or self.text(done, columns), dim=True)
 
     def text(self, done: Done, columns: int | None = None) -> str:
         """For example ``48 tok/s · 1.6x``.
@@ -133,12 +133,12 @@ class StatusLine:
         return [reason if stats.proposed else f"no guesses: {reason}"]
 
 
-def print_done(done: Done, status: StatusLine, *, as_json: bool) -> None:
-    """Print what follows the text: the status line on stderr, or the JSON object on stdout."""
+def print_done(done: Done, status: StatusLine, *, as_json: bool, instead: str | None = None) -> None:
+    """Print what follows the text: the status line or ``instead`` on stderr, or the JSON object on stdout."""
     if as_json:
         print_json(generate_json(done))
     else:
-        status.print(done)
+        status.print(done, instead)
 
 
 def _parts(done: Done) -> list[str]:
@@ -146,7 +146,7 @@ def _parts(done: Done) -> list[str]:
     speed = done.stats.decode_tokens_per_s
     parts = [_count(done.stats.emitted_tokens, "token") if speed is None else f"{rounded(speed)} tok/s"]
     times = _gain(done)
-    if times is not None and done.stats.emitted_tokens >= FEWEST_FOR_A_RATIO:
+    if times is not None:
         parts.append(f"{times:.1f}x")
     if not done.same_text or (done.stats.proposed and done.plan.exactness != "W"):
         parts.append(_same_text(done))
@@ -159,10 +159,13 @@ def rounded(speed: float) -> str:
 
 
 def _gain(done: Done) -> float | None:
-    """How many times as fast as without guesses; None if nothing was guessed, or plain decoding was not timed."""
-    if not done.stats.proposed or not done.plain_tokens_per_s:
+    """How many times as fast as without guesses; None for short answers, without a guess, or if plain decoding was
+    not timed.
+    """
+    stats = done.stats
+    if not stats.proposed or not done.plain_tokens_per_s or stats.emitted_tokens < FEWEST_FOR_A_RATIO:
         return None
-    return done.stats.times_plain(done.plain_tokens_per_s)
+    return stats.times_plain(done.plain_tokens_per_s)
 
 
 def _ending(done: Done) -> list[str]:
