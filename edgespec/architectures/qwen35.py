@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgespec.architectures.deltas import LENGTHS, MOST_KERNEL, MOST_LENGTH, Deltas
+from edgespec.architectures.drafting import PAIR
 from edgespec.architectures.shape import (
     DOWN,
     GATED,
@@ -74,10 +75,13 @@ def deltas(facts: Facts, layers: int) -> Deltas:
     )
 
 
+_LAYER = decoder_layer(qkv=QKV, head_norms=True, feed_forward_norm=NORM)
+
 ARCHITECTURE = Architecture(
     name="qwen35",
     saved=SavedForm(),
-    layer=decoder_layer(qkv=QKV, head_norms=True, feed_forward_norm=NORM),
+    layer=_LAYER,
+    drafting_layer=(*PAIR, *_LAYER),
     delta_layer=(*DELTA, *GATED, DOWN),
     deltas=deltas,
     gates_heads=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.architectures import qwen35
+from edgespec.architectures.drafting import PAIR
 from edgespec.architectures.shape import (
     EXPERTS,
     EXPERTS_DOWN,
@@ -35,16 +36,15 @@ def _experts(facts: Facts) -> Experts:
     return replace(softmax_experts(facts, known=(_SHARED_LENGTH, "expert_shared_count")), shared=shared)
 
 
+_LAYER = decoder_layer(
+    qkv=qwen35.QKV, gated=(*EXPERTS, *_SHARED), down=EXPERTS_DOWN, head_norms=True, feed_forward_norm=qwen35.NORM
+)
+
 ARCHITECTURE = Architecture(
     name="qwen35moe",
     saved=SavedForm(),
-    layer=decoder_layer(
-        qkv=qwen35.QKV,
-        gated=(*EXPERTS, *_SHARED),
-        down=EXPERTS_DOWN,
-        head_norms=True,
-        feed_forward_norm=qwen35.NORM,
-    ),
+    layer=_LAYER,
+    drafting_layer=(*PAIR, *_LAYER),
     delta_layer=(*qwen35.DELTA, *_FEED_FORWARD),
     deltas=qwen35.deltas,
     gates_heads=True,

@@ -30,7 +30,7 @@ INPUT_NORM = "per_layer_proj_norm.weight"
 
 Length: TypeAlias = Literal[
     "width", "queries", "asked", "keys", "heads", "head", "inner", "both", "experts", "dense", "inputs", "one",
-    "mixed", "scanned", "delta_heads", "delta_length", "delta_kernel", "shared",
+    "mixed", "scanned", "delta_heads", "delta_length", "delta_kernel", "shared", "pair",
 ]  # fmt: skip
 """A length by its name in ``Sizes``."""
 
@@ -72,6 +72,11 @@ class Sizes:
     @property
     def asked(self) -> int:
         return 2 * self.queries
+
+    @property
+    def pair(self) -> int:
+        """A token's embedding and a hidden row."""
+        return 2 * self.width
 
     def __getitem__(self, length: Length) -> int:
         of_deltas = length in ("mixed", "scanned") or length.startswith("delta_")
@@ -308,10 +313,11 @@ class Architecture:
     gpt-oss. ``windows`` returns the positions that a row of each layer sees, 0 for all; ``ropes`` the rope of layers
     that see all, then that of the others if it differs, ``turns`` the layers that rotate at all, ``experts`` the
     mixture that each layer is, ``varied`` how the layers differ. ``deltas`` says which of that many layers are gated
-    delta layers, with the tensors ``delta_layer``. ``gates_heads``: each head's query is followed by a gate of the
-    head's output. ``norms_values``: the values of each head have a norm without weights. ``caps``: its scores are
-    capped, and ``scales`` says how. ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a
-    vector. ``completed``: what a file of another converter needs.
+    delta layers, with the tensors ``delta_layer``. ``drafting_layer``: the tensors of a layer that only drafts
+    (drafting.py). ``gates_heads``: each head's query is followed by a gate of the head's output. ``norms_values``:
+    the values of each head have a norm without weights. ``caps``: its scores are capped, and ``scales`` says how.
+    ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of
+    another converter needs.
     """
 
     name: str
@@ -331,6 +337,7 @@ class Architecture:
     varied: Callable[[Facts], Variations] | None = None
     deltas: Callable[[Facts, int], Deltas] | None = None
     delta_layer: tuple[TensorForm, ...] = ()
+    drafting_layer: tuple[TensorForm, ...] = ()
     gates_heads: bool = False
     norms_values: bool = False
     caps: bool = False
@@ -595,9 +602,8 @@ def layer_parts(
             first += sizes[length]
 
 
-def _check_tensors(shape: Shape, facts: Facts) -> None:
-    """Whether the file has exactly the tensors of the shape."""
-    wanted = shape.tensors()
+def check_shapes(wanted: Mapping[str, tuple[int, ...]], facts: Facts) -> None:
+    """Raise ModelFileError for a tensor that is missing or has another shape."""
     for name, lengths in wanted.items():
         if name not in facts.tensors:
             raise facts.wrong(f"tensor {name} is missing")
@@ -605,7 +611,13 @@ def _check_tensors(shape: Shape, facts: Facts) -> None:
         # Trailing ones carry no information: some writers pad shapes with ones.
         if found[: len(lengths)] != lengths or math.prod(found[len(lengths) :]) != 1:
             raise facts.wrong(f"tensor {name} has shape {found}, not {lengths}")
-    # Drafting layers stand behind the others, and are left out.
+
+
+def _check_tensors(shape: Shape, facts: Facts) -> None:
+    """Whether the file has exactly the tensors of the shape."""
+    wanted = shape.tensors()
+    check_shapes(wanted, facts)
+    # Layers that draft stand behind the others, and are checked for themselves.
     drafting = tuple(f"blk.{number}." for number in range(shape.sizes.layers, facts.integer("block_count")))
     strange = next((name for name in facts.tensors if name not in wanted and not name.startswith(drafting)), None)
     if strange is not None:

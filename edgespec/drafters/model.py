@@ -17,6 +17,7 @@ from edgespec.errors import ClosedError, ContextFullError, MemoryLimitError, Wor
 from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
 from edgespec.interfaces.drafting import MODEL, NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
+from edgespec.interfaces.features import Features, FeatureSequence, FollowingSequence
 from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
@@ -73,6 +74,15 @@ class _Cache:
         shared = common_prefix(self.known, tokens)
         return self.start + shared if shared else 0
 
+    def begin(self, position: int) -> None:
+        """Hold nothing; the next token is the text's at ``position``."""
+        self.start = position
+        self.known.clear()
+        if isinstance(self.sequence, FollowingSequence):
+            self.sequence.begin(position)
+        else:
+            self.sequence.rewind(0)
+
     def feed(self, tokens: list[int], count: int) -> list[int]:
         """Read the first ``count`` tokens that follow; returns the remaining ones."""
         self.sequence.forward(tokens[:count], 0)
@@ -95,6 +105,9 @@ class ModelDraftState(DraftState):
     property get no guesses.
 
     A one-pass drafter (one_pass.py) gets masks instead of guesses, and its chain takes one forward.
+
+    A drafter that follows the target (features.py) reads the text from where the target's hidden rows are held, and
+    reads what was accepted of its chains again with the target's rows. Without a target that keeps them it is silent.
     """
 
     def __init__(self, model: Model, request: DraftRequest, kind: str = MODEL) -> None:
@@ -115,6 +128,9 @@ class ModelDraftState(DraftState):
         self._index: TextIndex | None = None  # of the text; None: the model gets no guesses
         self._mask: int | None = None  # the mask token of a one-pass drafter
         self._usual_lag = _ORDINARY_LAG_TOKENS
+        self._features: Features | None = None
+        if model.facts.follows and isinstance(request.target, FeatureSequence):
+            self._features = request.target.keep_features()
 
     def read_ahead(self, context: Context) -> list[Future[None]]:
         if self._reading is not None and not self._reading.done():
@@ -152,12 +168,19 @@ class ModelDraftState(DraftState):
     def lag(self, context: Context) -> int:
         self._settle_reading()
         reached = 0 if self._cache is None else self._cache.reaches(context)
-        return max(0, len(context) - 1 - reached)
+        return max(0, len(context) - 1 - max(reached, self._begins(reached)))
 
     def unread(self, context: Context) -> int:
         self._settle_reading()
         cache = self._cache
-        return cache.start if cache is not None and cache.reaches(context) else 0
+        if cache is None or not cache.reaches(context):
+            return 0
+        return max(0, cache.start - (0 if self._features is None else self._features.begins))
+
+    def _begins(self, reached: int) -> int:
+        """Where the text must be read from, at least, by a cache that agrees with it up to ``reached``."""
+        features = self._features
+        return 0 if features is None or features.first <= reached else features.begins
 
     @property
     def ready(self) -> bool:
@@ -181,6 +204,9 @@ class ModelDraftState(DraftState):
             raise ClosedError("this drafter's state is closed")
         self._settle_reading()
         if depth < 1 or not len(context):
+            return NOTHING
+        if self._model.facts.follows and self._features is None:
+            self._full = "the target does not keep what it reads"
             return NOTHING
         cache = self._cache or self._open()
         return NOTHING if cache is None else self._run(cache, context, depth, gate)
@@ -210,6 +236,8 @@ class ModelDraftState(DraftState):
             if not self._waiting:
                 raise
             return None
+        if self._features is not None and isinstance(sequence, FollowingSequence):
+            sequence.follow(self._features)
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         if self._index is None and self._mask is None and model.facts.bit_equal_by_construction:
             self._index = TextIndex()
@@ -224,6 +252,8 @@ class ModelDraftState(DraftState):
         self._full = None
         try:
             lag = self._align(cache, context)
+            if not lag:  # nothing to be read yet
+                return NOTHING
             depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
             if depth < 1:
                 return NOTHING
@@ -253,13 +283,16 @@ class ModelDraftState(DraftState):
     def _align(self, cache: _Cache, context: Context) -> list[int]:
         """Rewind the cache to what it shares with the context, or clear it; returns the tokens to feed.
 
-        The last token is always fed, for its scores.
+        The last token is always fed, for its scores; none are if it is not read yet.
         """
         last, reached = len(context) - 1, cache.reaches(context)
-        window = context.window
-        begins = 0 if window is None else max(0, last - window)
-        if not reached or (window is not None and not cache.start <= begins <= reached):
-            cache.start = reached = begins
+        window, least = context.window, self._begins(reached)
+        begins = max(least, 0 if window is None else last - window)
+        if not reached or least > reached or (window is not None and not cache.start <= begins <= reached):
+            cache.begin(begins)
+            reached = begins
+        if begins > last:
+            return []
         shared = min(reached, last) - cache.start
         cache.sequence.rewind(shared)
         shared = cache.sequence.length
@@ -363,7 +396,9 @@ class ModelDraftState(DraftState):
             cache.known += [draft.token, *guesses]
             forwards += 1
         self._take_back(cache, len(guesses))
-        if self._mask is not None:  # the cache holds none of the chain: the next round feeds what it accepted
+        if self._features is not None:
+            cache.sequence.rewind(cache.sequence.length)  # which drops what the target's rows will replace
+        if self._mask is not None or self._features is not None:  # the next round feeds what it accepted
             self._usual_lag = max(_ORDINARY_LAG_TOKENS, 1 + len(tokens))
         drawn = any(own is not None for own in probs)
         return Proposal(

@@ -511,6 +511,8 @@ class Session:
         except RewindError:
             self._target.close()
             self._target = self._open_target()
+            drafts, self._drafts = self._drafts, self._start_drafts()  # they may read what the target computes
+            drafts.close()
 
     @property
     def _target_model(self) -> Model:
@@ -527,6 +529,7 @@ class Session:
                 vocabulary_size=self._pair.vocabulary_size,
                 context_length=self._target.context_length,
                 stop_ids=self._pair.tokenizer.stop_ids,
+                target=self._target,
             )
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeGuard
 
 from edgespec.interfaces.counted_text import MOST_NODES, Context
+from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 
@@ -139,12 +140,16 @@ class TokenChooser(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftRequest:
-    """What a drafter receives when a session starts. A chain ends after a token of ``stop_ids``."""
+    """What a drafter receives when a session starts. A chain ends after a token of ``stop_ids``.
+
+    ``target`` is the session's Sequence, for drafters that read what it computes (features.py).
+    """
 
     chooser: TokenChooser
     vocabulary_size: int
     context_length: int
     stop_ids: frozenset[int] = frozenset()
+    target: Sequence | None = None
 
 
 class DraftState:

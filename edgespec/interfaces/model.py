@@ -54,7 +54,8 @@ class ModelFacts:
     ``can_branch``: its Sequences are TreeSequences, and a tree's rows are bit-equal to those of its paths as chains.
     ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
     some context lengths are bit-equal at any. ``mask_id``: as a drafter it drafts all tokens in one forward, in which
-    this token stands for each draft token not yet known; None for other models. ``mixture``: None without experts.
+    this token stands for each draft token not yet known; None for other models. ``follows``: it drafts by a target's
+    hidden rows, and its Sequences are FollowingSequences. ``mixture``: None without experts.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ModelFacts:
     can_branch: bool = False
     bit_equal_by_construction: bool = False
     mask_id: int | None = None
+    follows: bool = False
     mixture: Mixture | None = None
     windowed: WindowedLayers = ALL_KEPT
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)

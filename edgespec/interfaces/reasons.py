@@ -51,6 +51,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "drafter_short_head": "the drafter scores only a part of its vocabulary",
         "drafter_translated": "the drafter has another vocabulary, and its tokens are translated",
         "drafter_one_pass": "the drafter drafts all tokens in one forward",
+        "drafter_layer": "the drafter reads what the model computes, and drafts between its forwards",
         "drafter_alternatives": "the drafter's next-best tokens are verified too",
         "follows_the_text": "each round guesses as many tokens as are expected to save time",
         "drafter_found": "the drafter was found among another program's models, by its vocabulary",

@@ -76,6 +76,7 @@ static void carve_buffers(struct es_batch *batch, struct carver *carver, size_t 
     batch->inputs = model->inputs ? carve(carver, row * (size_t)model->inputs) : NULL;
     batch->input_gates = model->inputs ? carve(carver, row * (size_t)model->input_length) : NULL;
     batch->dense = has_dense(model) ? carve(carver, row * (size_t)model->embedding) : NULL;
+    batch->pairs = carve_activations(carver, 2 * model->pair_length, ES_MOST_TOKENS);
     carve_mixture(batch, carver);
     if (model->delta_heads) {
         batch->deltas = carve(carver, row * delta_stride(model));
@@ -176,7 +177,7 @@ static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, s
     if (sequence->batch != batch || entry->count < 1 || entry->count > ES_MOST_TOKENS || entry->start < 0 ||
         (size_t)entry->start > most_length)
         return false;
-    if (!delta_continues(sequence, entry))
+    if (!delta_continues(sequence, entry) || (batch->model->pair_length && !entry->pairs))
         return false;
     if (entry->parents) {
         if (entry->scored != entry->count || !tree_read(tree, entry->parents, entry->first, entry->count))
@@ -236,6 +237,8 @@ static struct row row_of(const struct order *order, size_t number, size_t i)
         .end = start + (size_t)entry->count,
         .position = start + (tree ? tree->depth[node] : i),
         .scored = i - (size_t)(entry->count - entry->scored),
+        .pair = entry->pairs ? entry->pairs + i * (size_t)entry->sequence->model->pair_length : NULL,
+        .kept = entry->kept ? entry->kept + i * (size_t)entry->sequence->model->embedding : NULL,
         .token = entry->tokens[i],
     };
 }
@@ -269,8 +272,11 @@ static void clear_rows(struct rows *rows, size_t scored)
 static void lay_out(struct es_batch *batch, const struct order *order)
 {
     size_t scored = 0;
-    for (size_t e = 0; e < order->count; e++)
+    batch->keeps_rows = false;
+    for (size_t e = 0; e < order->count; e++) {
         scored += (size_t)order->entry[e]->scored;
+        batch->keeps_rows |= order->entry[e]->kept != NULL;
+    }
     clear_rows(&batch->all, scored);
     clear_rows(&batch->scored, scored);
     for (size_t e = 0; e < order->count; e++) {
@@ -286,7 +292,8 @@ static void lay_out(struct es_batch *batch, const struct order *order)
         for (size_t i = 0; i < batch->chains[e].scored; i++)
             add_row(&batch->all, row_of(order, e, batch->chains[e].unscored + i));
     }
-    batch->leaves_rows = scored <= unscored; /* so no move to the front overwrites a row still to be moved */
+    /* Then no move to the front overwrites a row still to be moved. */
+    batch->leaves_rows = scored <= unscored && !batch->keeps_rows;
     for (size_t r = unscored; batch->leaves_rows && r < batch->all.count; r++)
         add_row(&batch->scored, batch->all.row[r]);
 }

@@ -16,6 +16,8 @@ struct row {
     size_t position;
     size_t end;              /* of a chain: the position after its last row */
     size_t scored;           /* its number among the sequence's scored rows, if it is one */
+    const float *pair;       /* the hidden row of its token, for a model that needs one */
+    float *kept;             /* where what follows the head's norm goes; or null */
     int32_t token;
 };
 
@@ -86,6 +88,7 @@ struct es_batch {
     float *inputs;             /* [row][model's inputs]: of all layers; null without */
     float *input_gates;        /* [row][input_length] */
     float *dense;              /* [row][embedding]: what is added to a mixture; null without */
+    struct activations pairs;  /* what the pair projection reads */
     struct mixture mixture;
     float *deltas;             /* [row][delta_stride]: what gated delta layers project */
     struct activations scanned; /* what they give */
@@ -98,6 +101,7 @@ struct es_batch {
     struct rows all;
     struct rows scored; /* those of `all` that are scored, if the last layer leaves the others out */
     bool leaves_rows;
+    bool keeps_rows; /* what follows the head's norm in some entry's rows: then the last layer leaves none out */
     struct tree trees[ES_MOST_ENTRIES];
     struct chain chains[ES_MOST_ENTRIES];
     size_t chain_count;

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 19
+#define ES_ABI 20
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -161,6 +161,12 @@ struct es_model {
     const uint8_t *input_rows; /* [vocabulary] */
     int64_t input_type;
     double input_row_scale, input_projection_scale, input_scale;
+
+    /* A model that drafts by another one's hidden rows. A token's row, of `pair_length` elements, and such a hidden row
+     * are normed (null: they are not), put next to each other and projected: that enters the first layer. */
+    int64_t pair_length; /* 0: the token's row alone enters it */
+    struct es_matrix pair_projection;
+    const float *pair_token_norm, *pair_hidden_norm;
 };
 
 /* The threads of a batch, the caller's among them. */
@@ -248,6 +254,8 @@ struct es_entry {
     struct es_sequence *sequence;
     const int32_t *tokens;
     const int32_t *parents; /* null: a chain */
+    const float *pairs; /* [count][pair_length]: the tokens' hidden rows, for a model that needs them */
+    float *kept; /* null, or written: [count][embedding], what follows the head's norm in every row, scored or not */
     int64_t start;
     int32_t count, scored;
     int32_t first;  /* of a tree's new nodes; else 0 */

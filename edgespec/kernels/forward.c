@@ -19,18 +19,41 @@ static void turn(const struct step *step, size_t row)
     }
 }
 
+static void norm_or_copy(const struct step *step, const float *from, const float *norm, size_t length, float *to)
+{
+    if (norm)
+        step->level->normalise(from, norm, (float)step->model->norm_epsilon, length, to);
+    else if (from != to)
+        memcpy(to, from, length * sizeof *to);
+}
+
+/* A token's row, and the hidden row that belongs to it. */
+static void begin_pair(const struct step *step, size_t r, float *token)
+{
+    const struct es_model *model = step->model;
+    const struct activations *to = &step->batch->pairs;
+    size_t length = (size_t)model->pair_length, blocks = to->columns / BLOCK;
+    norm_or_copy(step, token, model->pair_token_norm, length, token);
+    norm_or_copy(step, step->rows->row[r].pair, model->pair_hidden_norm, length, token + length);
+    step->level->quantise(token, blocks, to->blocks + r * blocks, 1);
+}
+
 /* The tokens' embeddings, and the angles of their positions. */
 static void begin_rows(const struct step *step)
 {
     const struct es_model *model = step->model;
-    size_t embedding = (size_t)model->embedding;
-    size_t row_bytes = file_row_bytes(model->embedding_type, model->embedding);
+    struct es_batch *batch = step->batch;
+    size_t embedding = (size_t)(model->pair_length ? model->pair_length : model->embedding);
+    size_t stride = model->pair_length ? 2 * embedding : embedding;
+    size_t row_bytes = file_row_bytes(model->embedding_type, (int64_t)embedding);
     for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
             const uint8_t *from = model->embedding_rows + (size_t)step->rows->row[r].token * row_bytes;
-            float *hidden = step->batch->hidden + r * embedding;
-            (void)es_dequantise(model->embedding_type, from, model->embedding, hidden);
-            scale_row(model->embedding_scale, embedding, hidden);
+            float *to = (model->pair_length ? batch->pairs.floats : batch->hidden) + r * stride;
+            (void)es_dequantise(model->embedding_type, from, (int64_t)embedding, to);
+            scale_row(model->embedding_scale, embedding, to);
+            if (model->pair_length)
+                begin_pair(step, r, to);
             turn(step, r);
         }
 }
@@ -86,6 +109,8 @@ static void join_row(const struct step *step, const struct joint *joint, size_t 
         memcpy(floats, hidden, columns * sizeof *floats);
     if (keeps && joint->ends)
         keep_row(row, AFTER_NORM, floats, columns);
+    if (joint->ends && row->kept)
+        memcpy(row->kept, floats, columns * sizeof *floats);
     if (joint->ends)
         scale_row(step->model->logit_scale, columns, floats);
     step->level->quantise(floats, blocks, to->blocks + i * blocks, 1);
@@ -356,8 +381,9 @@ static void gather_scored(const struct step *step)
 static void score(const struct step *step, const struct head_run *run)
 {
     struct activations input = step->batch->normed;
-    input.blocks += run->first * (input.columns / BLOCK);
-    input.floats += run->first * input.columns;
+    size_t first = run->first + (step->batch->keeps_rows ? step->rows->count - step->rows->scored : 0);
+    input.blocks += first * (input.columns / BLOCK);
+    input.floats += first * input.columns;
     multiply(step, run->products, run->product_count, &input, run->rows);
 }
 
@@ -394,6 +420,8 @@ static struct joint reading(const struct step *step, const float *norm)
 static bool begin(const struct step *step)
 {
     begin_rows(step);
+    if (step->model->pair_length)
+        THEN(multiply_into(step, &step->model->pair_projection, &step->batch->pairs, step->batch->hidden));
     if (!step->model->inputs)
         return true;
     THEN(join_rows(step, reading(step, NULL)));
@@ -508,8 +536,11 @@ static bool score_rows(const struct step *step, struct joint joint)
 {
     joint.ends = true;
     joint.norm = step->model->output_norm;
-    joint.first = step->rows->count - (joint.count = step->rows->scored);
+    joint.count = step->batch->keeps_rows ? step->rows->count : step->rows->scored;
+    joint.first = step->rows->count - joint.count;
     THEN(join_rows(step, joint));
+    if (!step->rows->scored)
+        return true;
     for (size_t run = 0; run < step->batch->head_run_count; run++)
         THEN(score(step, &step->batch->head_runs[run]));
     if (step->model->logit_cap != 0.0)
@@ -538,7 +569,7 @@ static bool run(struct step *step)
         joint.post_norm = layer->input_gate.tiles ? layer->input_post_norm : layer->feed_forward_post_norm;
         joint.adds = adds_later(step, joint.post_norm);
     }
-    return !step->rows->scored || score_rows(step, joint);
+    return !(step->rows->scored || step->batch->keeps_rows) || score_rows(step, joint);
 }
 
 void forward_on(void *context, int thread)

@@ -61,6 +61,7 @@ class ModelPool:
         self._drafting: dict[str, tuple[BackgroundModel, PreparedModel]] = {}  # by identity
         self._took_s: dict[str, float] = {}  # seconds that their last load took
         self._others: list[LoadedModel] = []
+        self._lent: LoadedModel | None = None
         self._closed = False
         self._ledger = ledger
         if ledger is not None:
@@ -107,6 +108,10 @@ class ModelPool:
 
     # -------------------------------------------------------------------------------------- drafters
 
+    def lend(self, target: LoadedModel) -> None:
+        """Give a layer of the target that drafts its weights, before the layer is loaded. The caller closes it."""
+        self._lent = target
+
     def drafter_model(self) -> BackgroundModel:
         """The drafter, shared by all sessions. Nothing is loaded before its ``load``.
 
@@ -137,7 +142,7 @@ class ModelPool:
             if identity not in self._drafting:
                 # Weak, so that the models do not keep an unused pool alive.
                 check = partial(_check_memory, weakref.ref(self), drafter)
-                self._drafting[identity] = drafter.in_background(self._worker, check), drafter
+                self._drafting[identity] = drafter.in_background(self._worker, check, self._lent), drafter
             return self._drafting[identity][0]
 
     def load_prepared(self) -> None:
@@ -176,7 +181,9 @@ class ModelPool:
         if threads != own.threads:
             self._prepare = Preparation(own.profile, threads, own.context_length)
             if self.drafter is not None:
-                self.drafter = self._prepare.drafter(self.drafter.file)
+                own, file = self._prepare, self.drafter.file
+                layer = self.drafter.form.layer
+                self.drafter = own.drafting_layer(own.target(file)) if layer else own.drafter(file)
         for model in self._unload():
             model.wait_until_ended()  # avoids two in memory at the same time
 
@@ -267,6 +274,8 @@ class ModelPool:
 
 def _expected_s(drafter: PreparedModel) -> float:
     """Expected seconds of a load, by file size."""
+    if drafter.form.layer:
+        return 0.0
     rate = _MAPPED_BYTES_PER_S if drafter.is_prepared else _PREPARED_BYTES_PER_S
     return drafter.file.weight_bytes / rate
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.interfaces.model import HOST, ModelFacts
+from edgespec.interfaces.features import MOST_ROWS
+from edgespec.interfaces.model import ALL_KEPT, HOST, ModelFacts
 from edgespec.placement.memory import MemoryEstimate, memory_needed
 from edgespec.placement.settings import choose_runtime
 from edgespec.profiles.profile import Profile
@@ -28,7 +29,8 @@ PROCESS_BYTES = 68 * 2**20
 class PreparedModel:
     """A file in one setting, with caches for ``context_length`` tokens. ``facts`` are those of the loaded model.
 
-    ``form`` is what a drafter leaves out of its file. ``in_process``: the model is loaded in a separate process.
+    ``form`` is what a drafter leaves out of its file; of one that is a layer of the target's, the target has the
+    weights. ``in_process``: the model is loaded in a separate process.
     ``first`` is the same model for the context that it was described for, if that is another one.
     """
 
@@ -46,6 +48,15 @@ class PreparedModel:
         if self.first is not None:
             return self.first.memory.for_context(self.context_length)
         needed = memory_needed(self.file, self.settings, self.context_length)
+        if self.form.layer:
+            hidden = 2 * MOST_ROWS * self.file.header.embedding_length * 4
+            return replace(
+                needed,
+                weights_bytes=0,
+                cache_bytes=self.facts.cache_bytes(self.context_length),
+                buffers_bytes=needed.buffers_bytes + hidden,
+                windowed=ALL_KEPT,
+            )
         process_bytes = PROCESS_BYTES if self.in_process else 0  # once, not for each session
         return replace(needed, weights_bytes=needed.weights_bytes - self.spared_bytes + process_bytes)
 
@@ -56,12 +67,16 @@ class PreparedModel:
     @property
     def is_prepared(self) -> bool:
         """Whether loading in this process only maps an earlier load's result."""
+        if self.form.layer:
+            return True
         return not self.in_process and runtime_of(self.settings).is_prepared(self.file, self.settings, self.form)
 
     @property
     def will_prepare(self) -> bool:
         """Whether loading in this process stores a result that later loads only map."""
-        return not self.in_process and runtime_of(self.settings).will_prepare(self.file, self.settings, self.form)
+        if self.in_process or self.form.layer:
+            return False
+        return runtime_of(self.settings).will_prepare(self.file, self.settings, self.form)
 
     @property
     def spared_bytes(self) -> int:
@@ -72,16 +87,26 @@ class PreparedModel:
         """Load the model in this process. The job and the errors are those of ``Runtime.load``."""
         return runtime_of(self.settings).load(self.file, self.settings, self.form, job)
 
-    def in_background(self, worker: WorkerSettings, check: Callable[[], object] = lambda: None) -> BackgroundModel:
+    def in_background(
+        self,
+        worker: WorkerSettings,
+        check: Callable[[], object] = lambda: None,
+        target: LoadedModel | None = None,
+    ) -> BackgroundModel:
         """The model, loading once its ``load`` is called: on a thread or in a separate process.
 
-        ``check`` is called before loading, and may raise.
+        ``check`` is called before loading, and may raise. ``target`` has the weights of a layer that drafts for it.
         """
         if not self.in_process:
 
+            def load(job: Job) -> LoadedModel:
+                if target is None or not self.form.layer:
+                    return self.load(job)
+                return runtime_of(self.settings).drafting_layer(target, self.form)
+
             def start() -> StartingModel:
                 check()
-                return LoadingHere(self.load)
+                return LoadingHere(load)
 
             return BackgroundModel(self.facts, start)
         file = self.file
@@ -181,6 +206,14 @@ class Preparation:
         if settings == model.settings or model.file.drafts_only:
             return None
         return prepare_model(model.file, settings, self.context_length)
+
+    def drafting_layer(self, target: PreparedModel) -> PreparedModel:
+        """The layer of the target's file that drafts for it, next to the target. Raises what describing it raises."""
+        runtime, whole = runtime_of(target.settings), self.profile.draft_head == "whole"
+        head_rows = runtime.draft_form(target.file, whole_head=whole, filed_weights=True).head_rows
+        form = DraftForm(head_rows=head_rows, layer=True)
+        facts = runtime.describe(target.file, target.settings, form)
+        return replace(target, facts=facts, form=form, context_length=self.context_length, first=None)
 
     def drafter(self, file: LocatedModel) -> PreparedModel:
         """The drafter in its fastest setting: its rounding affects only its own proposals.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
@@ -110,10 +110,12 @@ class DraftForm:
     """What a drafter leaves out of its file to be faster: only the drafter's proposals depend on it.
 
     ``head_rows`` of the output head are read at first, None for all. ``requantized`` weights are kept in four bits.
+    ``layer``: only the layer of a target's file that drafts for it is used, over the target's weights.
     """
 
     head_rows: int | None = None
     requantized: bool = False
+    layer: bool = False
 
 
 AS_FILED = DraftForm()
@@ -211,6 +213,14 @@ class Runtime(ABC):
     def moved(self, settings: Any, other: Any) -> Any:
         """``settings`` with the device and the layers of ``other``, which belongs to this runtime too."""
         return other
+
+    def drafting_layer(self, target: Any, form: DraftForm) -> LoadedModel:
+        """The layer of a loaded target that drafts for it, over its weights. Raises RuntimeUnavailableError."""
+        raise RuntimeUnavailableError(f"{self.name} computes no layers that draft")
+
+    def no_drafting_layer(self, file: LocatedModel) -> str | None:
+        """Why the file's layer that drafts is not used; None if it is, or if there is none. Raises ModelFileError."""
+        return "this runtime does not compute it" if file.header.drafting_layers else None
 
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """What a drafter in this process should leave out; nothing that ``whole_head`` or ``filed_weights`` keep.

@@ -83,13 +83,16 @@ class Batch:
 
 @dataclass
 class Work:
-    """One sequence's share of a forward. ``parents`` covers all nodes of its tree; None: a chain."""
+    """One sequence's share of a forward. ``parents`` covers all nodes of its tree; None: a chain. ``pairs`` are its
+    tokens' hidden rows, and ``kept`` takes what follows the head's norm."""
 
     cache: Cache
     tokens: Sequence[int]
     start: int
     scored: int
     parents: Sequence[int] | None = None
+    pairs: Floats | None = None
+    kept: Floats | None = None
 
     def entry(self) -> EntryStruct:
         tokens = np.array(self.tokens, dtype=np.int32)
@@ -99,6 +102,8 @@ class Work:
             sequence=self.cache.pointer,
             tokens=tokens.ctypes.data,
             parents=None if parents is None else parents.ctypes.data,
+            pairs=None if self.pairs is None else self.pairs.ctypes.data,
+            kept=None if self.kept is None else self.kept.ctypes.data,
             start=self.start,
             count=len(tokens),
             scored=self.scored,

@@ -135,6 +135,7 @@ def write_tiny_gguf(
     deltas: tuple[int, int, int, int] = (4, 2, 32, 4),
     interval: int = 2,
     shared: int = 0,
+    drafting: Sequence[str] | None = None,
     settings: Mapping[str, int | float | str | list[int]] | None = None,
     without: Sequence[str] = (),
 ) -> Path:
@@ -153,8 +154,9 @@ def write_tiny_gguf(
     Of ``experts`` each layer has the first number and each row uses the second, if the architecture has any;
     ``shared`` is the length of one more that every row uses. Gated delta layers have ``deltas``: heads, key heads,
     elements of each, rows of the convolution; every layer whose number from 1 is a multiple of ``interval`` has
-    attention instead. Layers of ``leave_out`` are drawn but not written, and later layers move up. ``settings``: more
-    keys of the architecture.
+    attention instead. ``drafting`` adds a layer that drafts, which has those tensors for itself, not the model's:
+    ``embed_tokens``, ``shared_head_norm``, ``shared_head_head``. Layers of ``leave_out`` are drawn but not written,
+    and later layers move up. ``settings``: more keys of the architecture.
 
     Every third layer of gemma4 sees all positions; the others have a window and heads of half that length.
     Their tensors are all that may be, but for those whose names hold a word of ``without``.
@@ -164,7 +166,7 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name(f"tiny-{seed}")
     writer.add_context_length(context_length)
-    writer.add_block_count(layers - len(leave_out))
+    writer.add_block_count(layers - len(leave_out) + (drafting is not None))
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(2 * width)
     writer.add_head_count(heads)
@@ -278,6 +280,20 @@ def write_tiny_gguf(
     head *= _head_scales(types[:rows], eos, end_scale)[:, None]
     if not tied and not is_gemma:
         _add(writer, "output.weight", np.pad(head, padding), quant)
+
+    if drafting is not None:
+        writer.add_uint32(f"{architecture}.nextn_predict_layers", 1)
+        named = {"embed_tokens": np.sqrt(width), "shared_head_head": 3.0}
+        own = [(f"nextn.{name}.weight", _normal(random, len(tokens), width, named[name])) for name in named]
+        norm = np.linspace(0.5, 2, width, dtype=np.float32)
+        given = [(f"blk.{layers}.{name}", data) for name, data in (*own, ("nextn.shared_head_norm.weight", norm))]
+        given = [(name, data) for name, data in given if any(each in name for each in drafting)]
+        parts = layer_parts(form, sizes, (), layers, forms=form.drafting_layer)
+        for name, data in (*_layer(random, parts), *given):
+            if data.ndim == 1:
+                writer.add_tensor(name, data)
+            else:
+                _add(writer, name, data, "F32" if ROUTER in name else quant)
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

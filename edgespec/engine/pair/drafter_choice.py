@@ -39,9 +39,12 @@ class ChosenDrafter:
 def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements, tell: LoadProgress) -> FoundDrafter:
     """The drafter's file. Raises what locating raises for a drafter that the profile names.
 
-    The profile's, else the catalogue's or a translated one that was measured to be faster here, else the one on this
-    machine that is expected to gain most.
+    The profile's, else the target's own layer that drafts, else the catalogue's or a translated one that was measured
+    to be faster here, else the one on this machine that is expected to gain most.
     """
+    profile = target.prepare.profile
+    if profile.draft == "auto" and profile.depth != 0 and target.has_drafting_layer:
+        return FoundDrafter(file=target.model.file, layer=True)
     can_verify = target.model.facts.can_rewind
 
     def opened() -> DrafterSearch:
@@ -53,7 +56,14 @@ def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements,
     def faster(found: FoundDrafter) -> FoundDrafter:
         return opened().or_faster(found) if can_verify else found
 
-    return find_drafter(target.prepare.profile, target.model.file, locator, search, faster, tell)
+    return find_drafter(profile, target.model.file, locator, search, faster, tell)
+
+
+def prepared_drafter(target: PlacedTarget, found: FoundDrafter) -> PreparedModel | None:
+    """What was found, where its runtime puts it."""
+    if found.file is None:
+        return None
+    return target.prepare.drafting_layer(target.model) if found.layer else target.prepare.drafter(found.file)
 
 
 def choose_drafter(
@@ -70,10 +80,14 @@ def choose_drafter(
     prepare, places = target.prepare, target.places
     request = _request(prepare, context_why)
     model, off = None, found.off
-    if found.file is not None:
+    if found.layer:
+        model = prepared_drafter(target, found)
+        request = replace(request, mode="auto" if request.mode == "pipelined" else request.mode)  # never at a time
+    elif found.file is not None:
         places = with_drafter(places, prepare, found.file)
         prepare = in_the_fastest_place(prepare, found.file, target, places, store, request)
         model = prepare.drafter(found.file)
+    if model is not None:
         off = _too_large(model, target, places)
     if off is not None and prepare.profile.draft not in ("auto", "none"):
         refused, hint = f"the drafter cannot be used: {off}", "--draft auto looks for one that fits, none uses none"

@@ -52,12 +52,14 @@ _TOO_LARGE = ("cannot_pay", "not_expected_to_pay")
 class FoundDrafter:
     """The drafter's file, or the reason for none (``off``).
 
-    ``program`` is the other program that keeps the file, if the search found it there. ``considered`` are the other
-    files on this machine, each with the reason why it does not draft.
+    ``layer``: the file is the target's, and a layer in it drafts. ``program`` is the other program that keeps the
+    file, if the search found it there. ``considered`` are the other files on this machine, each with the reason why
+    it does not draft.
     """
 
     file: LocatedModel | None = None
     off: str | None = None
+    layer: bool = False
     program: str | None = None
     considered: tuple[Rejected, ...] = ()
 

@@ -13,7 +13,7 @@ from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
 from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
 from edgespec.calibration.width_probe import probe_widths
-from edgespec.engine.pair.drafter_choice import choose_drafter, find_drafter_of
+from edgespec.engine.pair.drafter_choice import choose_drafter, find_drafter_of, prepared_drafter
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.engine.pair.target_setting import place_target
 from edgespec.errors import InvalidRequestError
@@ -86,7 +86,8 @@ def load_pair(
     target = place_target(Preparation(profile, threads, context.tokens), file, store, allowed)
     found = find_drafter_of(target, locator, store, tell)
     if asked is None:
-        models = [target.model, *([] if found.file is None else [target.prepare.drafter(found.file)])]
+        drafting = prepared_drafter(target, found)
+        models = [target.model, *([] if drafting is None else [drafting])]
         unchanged = unchanged_context(file.header)
         context = choose_context(file.header.context_length, models, target.places, allowed, unchanged)
         target = target.for_context(context.tokens)
@@ -108,6 +109,7 @@ def load_pair(
     )
     model, widths = _open_target(target.model, request, store, measure, tell, locator.job)
     try:
+        pool.lend(model)
         if request.depth != 0:
             pool.load_prepared()  # in parallel with the tokenizer
         check = None

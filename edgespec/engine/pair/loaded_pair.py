@@ -438,6 +438,7 @@ class LoadedPair:
             other = self.target.with_settings(threads=threads)
             self.target.close()
             self.target, self.probe = other, None
+            self.pool.lend(other)
             self.pool.use_threads(other.settings.threads)  # drafters use the target's threads
             if (drafter := self.pool.drafter) is not None:
                 models = tuple(replace(model, facts=drafter.facts) for model in self.request.drafters)

@@ -14,6 +14,7 @@ from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.cost.margins import TAKEOVER_CALIBRATIONS
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.runtime import Settings
+from edgespec.runtimes.table import runtime_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,12 @@ class PlacedTarget:
         )
 
     @property
+    def has_drafting_layer(self) -> bool:
+        """Whether a layer of the file drafts for the model in this setting."""
+        file, runtime = self.model.file, runtime_of(self.model.settings)
+        return file.onnx is None and file.header.drafting_layers > 0 and runtime.no_drafting_layer(file) is None
+
+    @property
     def left_bytes(self) -> int:
         return self.allowed_bytes - self.model.memory.total_bytes
 
@@ -61,8 +68,8 @@ def place_target(prepare: Preparation, file: LocatedModel, store: Measurements, 
     model = prepare.target_in(file, settings)
     require_room(settings, places)
     require_memory(file.name, model.memory, allowed_bytes)
-    if file.onnx is None and file.header.drafting_layers:
-        notices += (f"{file.name} has a layer that drafts, which edgespec does not use yet",)
+    if file.onnx is None and (why := runtime_of(settings).no_drafting_layer(file)) is not None:
+        notices += (f"{file.name} has a layer that drafts, which is not used: {why}",)
     return PlacedTarget(model=model, prepare=prepare, places=places, allowed_bytes=allowed_bytes, notices=notices)
 
 

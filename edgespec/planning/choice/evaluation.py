@@ -113,6 +113,9 @@ class Evaluation:
             # The simulated rounds draft token by token, and so do the times of a pipeline's budget.
             alone = "pipelined drafting is not predicted for a drafter that drafts all tokens in one forward"
             return self._reject(Reason("drafter_one_pass", alone), mode="pipelined")
+        if self.drafter.facts is not None and self.drafter.facts.follows:
+            alone = "it reads what the target computes, so that it cannot draft at the same time"
+            return self._reject(Reason("drafter_layer", alone), mode="pipelined")
         if contention is None:
             both = f"{self.target.facts.device} and {self.drafter.device}"
             reason = f"how much {both} slow each other down is not known"

@@ -69,6 +69,8 @@ class DraftingModel:
             rows, whole = self.head
             read = f"{rows} of the {whole} rows of its output head, and all rows when a text needs them"
             notes.append(Reason("drafter_short_head", f"the drafter reads {read}"))
+        if self.facts.follows:
+            notes.append(Reason("drafter_layer", f"{name} drafts: it reads what the model computes for each token"))
         if self.facts.mask_id is not None:
             notes.append(Reason("drafter_one_pass", "the drafter drafts all tokens in one forward"))
         return notes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edgespec.errors import MemoryLimitError
 from edgespec.hardware.machine import processor_limit
 from edgespec.runtimes.native.library import LEVELS, EntryStruct, Threads
-from edgespec.runtimes.native.scheduler import BatchScheduler, Member, Request, Share
+from edgespec.runtimes.native.scheduler import BatchScheduler, Hidden, Member, Request, Share
 from edgespec.runtimes.native.weights import ModelPart
 
 
@@ -86,6 +86,7 @@ class NativeBatch:
             entry.tokens = request.tokens.ctypes.data + request.done * request.tokens.itemsize
             entry.start = request.position + request.done
             entry.count, entry.scored = share.count, share.scored
+            entry.pairs, entry.kept = (_from(rows, request.done) for rows in (request.pairs, request.kept))
             if request.parents is not None:
                 entry.start, entry.parents = request.position, request.parents.ctypes.data
                 entry.first = len(request.parents) - share.count
@@ -95,3 +96,8 @@ class NativeBatch:
             for share in shares:
                 share.request.experts = read
         return [int(code or entry.status) for entry in entries]
+
+
+def _from(rows: Hidden | None, first: int) -> int | None:
+    """The address of a row; None without any."""
+    return None if rows is None else rows.ctypes.data + first * rows.strides[0]

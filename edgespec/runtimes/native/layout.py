@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from edgespec.architectures.drafting import HIDDEN_NORM, PROJECTION, TOKEN_NORM, read_drafting_layer
 from edgespec.architectures.shape import (
     EMBEDDING,
     HEAD,
@@ -33,6 +34,7 @@ from edgespec.runtimes.native.tensors import (
     LayerInputs,
     LayerTensors,
     ModelLayout,
+    PairTensors,
     Rope,
     SharedTensors,
     WeightTensor,
@@ -124,7 +126,7 @@ class _Reader:
             embedding_rows = self._table(trimmed.embedding, header.vocabulary_size, sizes.width)
             tokens_only = architecture.scales_tokens_only  # then the manifest has the architecture's scale as well
             embedding_scale = trimmed.embedding.scale * (1.0 if tokens_only else embedding_scale)
-        return ModelLayout(
+        layout = ModelLayout(
             embedding=sizes.width,
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
@@ -162,6 +164,33 @@ class _Reader:
             output_norm=self._floats(OUTPUT_NORM),
             head=head,
             embedding_rows=embedding_rows,
+        )
+        if trimmed is not None:
+            return layout
+        try:
+            return replace(layout, drafting=self._drafting(layout, shape, facts))
+        except (UnsupportedError, ModelFileError) as error:
+            return replace(layout, no_drafting=error.reason if isinstance(error, ModelFileError) else str(error))
+
+    def _drafting(self, layout: ModelLayout, shape: Shape, facts: Facts) -> ModelLayout | None:
+        """The layer that drafts, as a model of one layer. Raises UnsupportedError, ModelFileError."""
+        found = read_drafting_layer(shape, facts)
+        if found is None:
+            return None
+        width, parts = shape.sizes.width, found.layer.parts
+        pair = PairTensors(
+            projection=self._matrix(parts[PROJECTION], 0),
+            token_norm=self._floats(parts[TOKEN_NORM].tensor),
+            hidden_norm=self._floats(parts[HIDDEN_NORM].tensor),
+        )
+        return replace(
+            layout,
+            pair=pair,
+            deltas=None,
+            layers=(self._layer(found.layer, shape),),
+            output_norm=self._floats(found.output_norm),
+            head=self._weights(found.head, shape.rows, width),
+            embedding_rows=self._weights(found.embedding, shape.rows, width),
         )
 
     def _layer(self, layer: Layer, shape: Shape) -> LayerTensors:

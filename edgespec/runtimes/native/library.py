@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 19
+ABI = 20
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -138,6 +138,8 @@ class EntryStruct(ctypes.Structure):
         ("sequence", c_void_p),
         ("tokens", c_void_p),
         ("parents", c_void_p),
+        ("pairs", c_void_p),
+        ("kept", c_void_p),
         ("start", c_int64),
         ("count", c_int32),
         ("scored", c_int32),
@@ -235,6 +237,10 @@ class NativeModelStruct(ctypes.Structure):
         ("input_row_scale", c_double),
         ("input_projection_scale", c_double),
         ("input_scale", c_double),
+        ("pair_length", c_int64),
+        ("pair_projection", Matrix),
+        ("pair_token_norm", c_void_p),
+        ("pair_hidden_norm", c_void_p),
     )
 
 

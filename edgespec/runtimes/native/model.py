@@ -16,6 +16,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts, WindowedLayers
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
+from edgespec.runtimes.native.following import DraftingSequence
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
@@ -72,7 +73,7 @@ def load_native(
     Raises ModelFileError, RuntimeUnavailableError (no library, or a model it does not run), InvalidRequestError,
     MemoryLimitError, CancelledError.
     """
-    facts, artefact = describe_native(file, settings), file.artefact
+    (facts, _), artefact = _filed_facts(file, settings), file.artefact
     layout = _read_layout(file, requantized=requantized)
     embedding = None if artefact is None else artefact.embedding.path
     weights = load_weights(load(), file.header, layout, settings.threads, sidecar, embedding=embedding, job=job)
@@ -85,13 +86,21 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
 
     Raises RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
+    return _facts_of_part(*_filed_facts(file, settings, form), (), form.head_rows, header=file.header)
+
+
+def _filed_facts(
+    file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED
+) -> tuple[ModelFacts, ModelLayout]:
+    """The facts of the whole model, with the weights as filed, and its layout. Raises as ``describe_native``."""
     header = file.header
     if not 1 <= settings.threads <= MOST_THREADS:
         raise InvalidRequestError(f"threads must be at least 1 and at most {MOST_THREADS}, not {settings.threads}")
     library = load()
     layout = _read_layout(file, requantized=form.requantized)
-    drafting = tuple(f"blk.{number}." for number in range(len(layout.layers), header.block_count))  # left out
-    left_out = [tensor for tensor in header.tensors if drafting and tensor.name.startswith(drafting)]
+    drafting = tuple(f"blk.{number}." for number in range(len(layout.layers), header.block_count))
+    behind = [tensor for tensor in header.tensors if drafting and tensor.name.startswith(drafting)]
+    left_out = behind if layout.drafting is None else []
     as_filed = ModelFacts(
         name=file.name,
         sha256=file.identity,
@@ -103,7 +112,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         vocabulary_size=header.vocabulary_size,
         trained_context_length=header.context_length,
         weight_bytes=header.tensor_bytes - sum(tensor.byte_count for tensor in left_out),
-        bytes_per_forward=header.bytes_per_forward - sum(map(header.bytes_read_of, left_out)),
+        bytes_per_forward=header.bytes_per_forward - sum(map(header.bytes_read_of, behind)),
         kv_bytes_per_token=_cache_bytes(layout, range(len(layout.layers))),
         kv_type=KV_TYPE,
         can_fork=True,
@@ -113,7 +122,33 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
         mixture=mixture_of(header),
         settings={"level": _level(library, settings.level)},
     )
-    return _facts_of_part(as_filed, header, layout, (), form.head_rows)
+    return _facts_of_layer(as_filed, layout) if form.layer else (as_filed, layout)
+
+
+def _facts_of_layer(model: ModelFacts, whole: ModelLayout) -> tuple[ModelFacts, ModelLayout]:
+    """The facts of a model's layer that drafts, and its layout. Raises RuntimeUnavailableError without one.
+
+    Its weights are counted with the model's.
+    """
+    layout = whole.drafting
+    if layout is None:
+        why = whole.no_drafting or "the file holds none"
+        raise RuntimeUnavailableError(f"no layer drafts for {model.name}: {why}")
+    own = layout.own_matrices
+    facts = replace(
+        model,
+        name=f"{model.name}'s drafting layer",
+        weight_bytes=spared_by(layout),  # none, then
+        bytes_per_forward=int(sum(each.read * each.tensor.byte_count for each in own)),
+        kv_bytes_per_token=_cache_bytes(layout, (0,)),
+        can_fork=False,
+        can_branch=False,
+        bit_equal_by_construction=False,  # a row depends on the output of the row before it
+        follows=True,
+        mixture=None,
+        settings={**model.settings, "drafting_layer": True},
+    )
+    return facts, layout
 
 
 def windowed_of(layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
@@ -161,7 +196,7 @@ def _level(library: NativeLibrary, wanted: str) -> str:
 
 
 def _facts_of_part(
-    facts: ModelFacts, header: GgufHeader, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None
+    facts: ModelFacts, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None, *, header: GgufHeader
 ) -> ModelFacts:
     """``facts`` are those of the whole file, with the weights as filed."""
     spared = spared_by(layout)
@@ -196,10 +231,13 @@ class NativeModel(RuntimeModel[ModelPart]):
     """Weights laid out for the kernels. Implements the Model contract."""
 
     def __init__(self, part: ModelPart, file: LocatedModel, settings: NativeSettings, facts: ModelFacts) -> None:
+        """``facts`` are those of the whole model, with the weights as filed."""
         self._file = file
         self.header = file.header
         self.settings = settings
-        super().__init__(part, _facts_of_part(facts, file.header, part.weights.layout, part.skipped, part.head_rows))
+        self._form = DraftForm(layer=facts.follows)
+        own = _facts_of_part(facts, part.weights.layout, part.skipped, part.head_rows, header=file.header)
+        super().__init__(part, own)
         self._batch = NativeBatch(
             part, threads=facts.threads, level=str(facts.settings["level"]), weight=self._facts.bytes_per_forward
         )
@@ -208,8 +246,9 @@ class NativeModel(RuntimeModel[ModelPart]):
         """The facts ``with_settings`` would have. Raises ClosedError, InvalidRequestError."""
         with self._lock:
             part = self._loaded()
-            whole = describe_native(self._file, with_changes(self.settings, threads=threads))
-            return _facts_of_part(whole, self.header, part.weights.layout, part.skipped, part.head_rows)
+            whole, _ = _filed_facts(self._file, with_changes(self.settings, threads=threads), self._form)
+            layout = part.weights.layout
+            return _facts_of_part(whole, layout, part.skipped, part.head_rows, header=self.header)
 
     def with_settings(self, *, threads: int | None = None) -> NativeModel:
         """The same weights, shared, on another number of threads. The caller closes the result like any other model.
@@ -245,8 +284,18 @@ class NativeModel(RuntimeModel[ModelPart]):
             head = HeadRows(part.weights, ids)
             return self._with_part(part.scoring(head), self.settings)
 
+    def drafting_layer(self) -> NativeModel:
+        """The layer of the file that drafts for this model, over the same weights. Its Sequences follow this model's.
+
+        The caller closes the result like any other model. Raises ClosedError, InvalidRequestError,
+        RuntimeUnavailableError without one.
+        """
+        with self._lock:
+            facts, _ = _filed_facts(self._file, self.settings, DraftForm(layer=True))
+            return NativeModel(ModelPart(self._loaded().weights.drafting_layer()), self._file, self.settings, facts)
+
     def _with_part(self, part: ModelPart, settings: NativeSettings) -> NativeModel:
-        return NativeModel(part, self._file, settings, describe_native(self._file, settings))
+        return NativeModel(part, self._file, settings, _filed_facts(self._file, settings, self._form)[0])
 
     def open(self, context_length: int, *, keep_hidden: abc.Sequence[int] = ()) -> NativeSequence:
         """A fresh Sequence with room for ``context_length`` tokens. It keeps its forwards' hidden states behind the
@@ -262,6 +311,7 @@ class NativeModel(RuntimeModel[ModelPart]):
             strange = [layer for layer in kept if not -1 <= layer < part.struct.layers]
             if strange:
                 raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
-            return NativeSequence(self, part, self._batch, context_length, kept, another)
+            kind = DraftingSequence if self._facts.follows else NativeSequence
+            return kind(self, part, self._batch, context_length, kept, another)
 
         return self._open(make)

@@ -104,10 +104,13 @@ class NativeRuntime(Runtime):
             with contextlib.suppress(OSError):  # then no sidecar is kept
                 sidecar.path.parent.mkdir(parents=True, exist_ok=True)
         model = load_native(file, settings, sidecar=sidecar, requantized=form.requantized, job=job)
-        if form.head_rows is None:
-            return model
-        with model:
-            return model.with_head_rows(frequent_head_ids(file.header))
+        if form.layer:
+            with model:
+                return self.drafting_layer(model, form)
+        return _headed(model, form)
+
+    def drafting_layer(self, target: NativeModel, form: DraftForm) -> NativeModel:
+        return _headed(target.drafting_layer(), form)
 
     def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
         """Whether the laid out weights are in a sidecar, which a load only maps."""
@@ -126,6 +129,9 @@ class NativeRuntime(Runtime):
     def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
         return windowed_of(read_layout(file.header, file.artefact))
 
+    def no_drafting_layer(self, file: LocatedModel) -> str | None:
+        return read_layout(file.header, file.artefact).no_drafting
+
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """A short head, and four bits a weight for a drafter above the size limit, or with another vocabulary.
 
@@ -136,6 +142,14 @@ class NativeRuntime(Runtime):
         large = file.header.parameter_count >= LEAST_REQUANTIZED_PARAMETERS
         bears = not filed_weights and (large or file.token_map is not None)
         return DraftForm(head_rows=rows, requantized=bears and bytes_spared(file) > 0)
+
+
+def _headed(model: NativeModel, form: DraftForm) -> NativeModel:
+    """The model, or in its place the one with the short head that the form asks for."""
+    if form.head_rows is None:
+        return model
+    with model:
+        return model.with_head_rows(frequent_head_ids(model.header))
 
 
 def _sidecar_file(file: LocatedModel, settings: NativeSettings, form: DraftForm) -> SidecarFile | None:

@@ -25,6 +25,7 @@ from edgespec.runtimes.native.turns import Turns
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, CancelFlag
 
 Ids = NDArray[np.int32]
+Hidden = NDArray[np.float32]
 
 # How long a step waits for one more Sequence that is expected. On two cores a step of a 135M model takes 2 ms and one
 # of a 1.5B model 15 to 30 ms: the wait is repaid if the Sequence comes.
@@ -113,7 +114,11 @@ class Member:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A forward that a Sequence wants. ``parents`` covers all nodes of a tree; None: a chain."""
+    """A forward that a Sequence wants. ``parents`` covers all nodes of a tree; None: a chain.
+
+    ``pairs``: the tokens' hidden rows, for a model that needs them. ``kept``: where what follows the head's norm
+    goes, of every row.
+    """
 
     member: Member
     address: int  # of the es_sequence
@@ -121,6 +126,8 @@ class Request:
     position: int
     scored: int
     parents: Ids | None = None
+    pairs: Hidden | None = None
+    kept: Hidden | None = None
     since: float = math.inf  # when it began to wait
     done: int = 0  # tokens that earlier steps computed
     company: Company = ALONE  # of its last step

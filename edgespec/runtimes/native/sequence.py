@@ -16,15 +16,16 @@ from edgespec.errors import (
     ForwardError,
     InvalidRequestError,
     MemoryLimitError,
-    NonFiniteLogitsError,
     StaleRowsError,
 )
 from edgespec.interfaces.drawing import Drawn, DrawRequest
+from edgespec.interfaces.features import Features, Hidden
 from edgespec.interfaces.model import ALONE, Company, Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
+from edgespec.runtimes.native.rows import NativeRows
 from edgespec.runtimes.native.scheduler import Member, Request
 from edgespec.runtimes.native.states import Checkpoints, State
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
@@ -143,27 +144,42 @@ class NativeCache:
             self.head = head
             self._scores_per_row = sum(int(matrix.rows) for matrix in matrices)
 
-    def decode(self, ids: IdArray, position: int, rows: int) -> None:
+    @property
+    def width(self) -> int:
+        """Elements of a hidden row."""
+        return self._embedding
+
+    def decode(
+        self, ids: IdArray, position: int, rows: int, *, pairs: Hidden | None = None, keep: bool = False
+    ) -> Hidden | None:
         """Feed ``ids`` at ``position`` and score the last ``rows``; earlier positions stay unchanged, also on errors.
 
-        At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. Raises CancelledError, ForwardError, ClosedError.
+        At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. ``pairs``: the hidden row of each token, for a
+        model that needs them. With ``keep`` it returns what follows the head's norm, (ids, width). Raises
+        CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
+        kept = np.empty((len(tokens), self._embedding), dtype=np.float32) if keep else None
         self._forward(
-            Request(self._member, self._open(), tokens, position, rows),
+            Request(self._member, self._open(), tokens, position, rows, pairs=pairs, kept=kept),
             f"the forward of {len(tokens)} tokens at {position}",
         )
+        return kept
 
-    def decode_tree(self, ids: IdArray, position: int, parents: Sequence[int]) -> None:
+    def decode_tree(
+        self, ids: IdArray, position: int, parents: Sequence[int], *, keep: bool = False
+    ) -> Hidden | None:
         """Add ``ids`` to a tree after ``position`` cached positions, and score them; ``parents`` covers all nodes.
 
-        Raises as ``decode``.
+        Returns and raises as ``decode``.
         """
         tokens, every = np.ascontiguousarray(ids, dtype=np.int32), np.array(parents, dtype=np.int32)
+        kept = np.empty((len(tokens), self._embedding), dtype=np.float32) if keep else None
         self._forward(
-            Request(self._member, self._open(), tokens, position, len(tokens), every),
+            Request(self._member, self._open(), tokens, position, len(tokens), every, kept=kept),
             f"the forward of a tree of {len(every)} tokens at {position}",
         )
+        return kept
 
     def _forward(self, request: Request, what: str) -> None:
         self._read = None
@@ -378,54 +394,11 @@ def _check(code: int, what: str) -> None:
         raise ForwardError(f"{what} was refused", code=code)
 
 
-class NativeRows(Rows):
-    """Rows reduced in native memory, with the interpreter lock held: a search takes microseconds.
-
-    ``size``: how many scores of each row count, None for all.
-    """
-
-    def __init__(
-        self, cache: NativeCache, count: int, is_current: Callable[[], bool], size: int | None = None
-    ) -> None:
-        super().__init__(count, lambda index: cache.row(index)[:size], is_current)
-        self._cache = cache
-        self._size = size
-
-    def argmax_row(self, index: int) -> int:
-        self._check(index)
-        best = self._cache.argmax(index)
-        if best < 0:
-            value = self._cache.row(index)[-1 - best]
-            raise NonFiniteLogitsError(f"the target's logits hold {value} at token id {-1 - best}")
-        if self._size is not None and best >= self._size:
-            return self.draw(index, DrawRequest()).tokens[0]
-        return best
-
-    def top_k(self, k: int) -> tuple[IdArray, LogitsArray]:
-        if self._size is not None:
-            return super().top_k(k)
-        ids = np.empty((self.count, k), dtype=np.int64)
-        scores = np.empty((self.count, k), dtype=np.float32)
-        for index in range(self.count):
-            self._check(index)
-            self._cache.top_k(index, ids[index], scores[index])
-        return ids, scores
-
-    def draw(self, index: int, request: DrawRequest, ids: IdArray | None = None) -> Drawn:
-        self._check(index)
-        return self._cache.draw(index, request, ids, self._size)
-
-    def first(self, size: int) -> Rows:
-        return NativeRows(self._cache, self.count, self._is_current, size)
-
-    def logits(self, index: int) -> LogitsArray:
-        return self._row(index)  # already a copy
-
-
 class NativeSequence(RuntimeSequence):
     """One native cache.
 
-    Implements TreeSequence, BatchedSequence, MixtureSequence, FrequentHeadSequence and SavableSequence.
+    Implements TreeSequence, BatchedSequence, MixtureSequence, FrequentHeadSequence, SavableSequence and
+    FeatureSequence.
     """
 
     def __init__(
@@ -440,6 +413,8 @@ class NativeSequence(RuntimeSequence):
         """``open_another`` opens an empty Sequence of the same kind."""
         facts = model.facts
         self._parents: list[int] = []  # of all nodes in the tree
+        self._features: Features | None = None  # None: none are kept
+        self._tree_features: list[Hidden] = []  # of the tree's nodes
         self._begun_at = 0  # tokens before the last forward
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
@@ -473,9 +448,16 @@ class NativeSequence(RuntimeSequence):
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
         self._native.forget(position)
         self._check_in(len(ids), position, ends=rows > 0)
-        self._native.decode(ids, position, rows)
+        kept = self._native.decode(ids, position, rows, keep=self._features is not None)
+        if self._features is not None and kept is not None:
+            self._features.put(position, kept)
         if self._checkpoints is not None:
             self._checkpoints.fed(ids.tolist(), position)
+
+    def keep_features(self) -> Features:
+        if self._features is None:
+            self._features = Features(self._native.width, self._length)
+        return self._features
 
     def _check_in(self, count: int, position: int, *, ends: bool) -> None:
         """Keep the state where a prompt begins and ends, and sometimes in between: longer forwards drop it."""
@@ -529,6 +511,7 @@ class NativeSequence(RuntimeSequence):
 
     def _forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         known, self._parents = self._parents, []  # invalid unless the forward succeeds
+        del self._tree_features[len(known) :]
         self._check_usable()
         if self._checkpoints is not None:
             raise InvalidRequestError("this model's layers have a state, so that its tokens must be a chain")
@@ -550,7 +533,8 @@ class NativeSequence(RuntimeSequence):
         every = [*known, *parents]
         if len(tokens):
             self._native.forget(self._length)
-            self._native.decode_tree(ids, self._length, every)
+            kept = self._native.decode_tree(ids, self._length, every, keep=self._features is not None)
+            self._tree_features += [] if kept is None else list(kept)
         self._parents = every
         return self._rows(len(tokens))
 
@@ -562,6 +546,8 @@ class NativeSequence(RuntimeSequence):
                 raise InvalidRequestError("the kept nodes of a tree must be a path from its root")
             above = node
         self._worker.run(lambda: self._native.keep(path, self._length))
+        if self._features is not None and len(path):
+            self._features.put(self._length, np.stack([self._tree_features[node] for node in path]))
         self._generation += 1
         self._length += len(path)
         self._parents.clear()
@@ -593,6 +579,8 @@ class NativeSequence(RuntimeSequence):
         if not self._native.can_continue(length):
             length, again = self._worker.run(lambda: self._go_back(length))
         super()._cut(length)
+        if self._features is not None:
+            self._features.cut(length)
         self._parents.clear()
         if again:
             self._worker.run(lambda: self._forward(again, 0))
@@ -635,6 +623,8 @@ class NativeSequence(RuntimeSequence):
         self._length = source._length
         if source._checkpoints is not None:
             self._checkpoints = source._checkpoints.copy()
+        if source._features is not None:
+            self._features = source._features.copy()
         if source._native.head is not self._native.head:
             self._use_head(source._native.head, source._also)
 
@@ -674,6 +664,8 @@ class NativeSequence(RuntimeSequence):
                 if count and done == count:
                     self._overwrite()
                     self._length = length
+                    if self._features is not None:  # a file holds none
+                        self._features.put(length, np.empty((0, self._native.width), np.float32))
                     if self._checkpoints is not None:
                         self._checkpoints.begin(length)
                     return

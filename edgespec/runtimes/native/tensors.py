@@ -229,6 +229,15 @@ class LayerInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairTensors:
+    """What joins a token's row and its hidden row (struct es_model), for a layer that drafts."""
+
+    projection: WeightTensor
+    token_norm: TensorInfo
+    hidden_norm: TensorInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
     """A model's numbers and tensors. A layer's ``rope_table`` is an index into ``ropes``, None where nothing is
     rotated, its ``window`` the number of positions that a row sees, 0 for all. ``joins_heads``: the norms of queries
@@ -240,6 +249,9 @@ class ModelLayout:
     queries at positions from i * ``query_span`` on. ``score_cap`` and ``logit_cap``: c, where a score x becomes
     c tanh(x / c), 0 for none. Of a head the first ``rope_length`` elements are rotated; in a context of more than
     ``original_context`` tokens by the ropes' long factors, if there are any.
+
+    ``drafting`` is the layer that drafts for the model, as a model that needs a ``pair``; ``no_drafting`` is why the
+    file's is not used.
     """
 
     embedding: int
@@ -272,19 +284,35 @@ class ModelLayout:
     output_norm: TensorInfo
     head: WeightTensor
     embedding_rows: WeightTensor
+    pair: PairTensors | None = None
+    drafting: ModelLayout | None = None
+    no_drafting: str | None = None
 
     @property
     def matrices(self) -> Iterator[WeightTensor]:
         """The matrices that are laid out, in memory order."""
+        yield from self.own_matrices
+        if self.drafting is not None:
+            yield from (each for each in self.drafting.own_matrices if each.tensor.name != self.head.tensor.name)
+
+    @property
+    def own_matrices(self) -> Iterator[WeightTensor]:
+        """Those that a forward reads."""
         for layer in self.layers:
             yield from layer.all_matrices
         if self.inputs is not None:
             yield self.inputs.projection
+        if self.pair is not None:
+            yield self.pair.projection
         yield self.head
 
 
 def requantize(layout: ModelLayout) -> ModelLayout:
-    """The same model with its matrices as Q4_0 where they shrink enough; the layout itself if none does."""
+    """The same model with its matrices as Q4_0 where they shrink enough; the layout itself if none does.
+
+    It only drafts, so the layer that drafts for it is left out.
+    """
+    layout = replace(layout, drafting=None)
     smaller = replace(layout, layers=tuple(map(_requantize_layer, layout.layers)), head=_requantize(layout.head))
     return smaller if any(weight.kept_as is not None for weight in smaller.matrices) else layout
 
@@ -296,7 +324,7 @@ def spared_by(layout: ModelLayout) -> int:
 
 def spared_of_forward(layout: ModelLayout) -> int:
     """How many bytes less a forward of one row reads."""
-    return sum(weight.spared_of_forward for weight in layout.matrices)
+    return sum(weight.spared_of_forward for weight in layout.own_matrices)
 
 
 def _requantize_layer(layer: LayerTensors) -> LayerTensors:

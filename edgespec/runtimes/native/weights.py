@@ -80,19 +80,34 @@ class NativeWeights:
     """
 
     def __init__(
-        self, library: NativeLibrary, layout: ModelLayout, files: WeightFiles, tiles: MappedTiles | None = None
+        self,
+        library: NativeLibrary,
+        layout: ModelLayout,
+        files: WeightFiles,
+        tiles: MappedTiles | None = None,
+        lender: NativeWeights | None = None,
     ) -> None:
+        """``lender`` holds all of the layout's matrices already, and is kept alive."""
         self.library = library
         self.layout = layout
         self._level = LEVELS[library.levels[-1]]  # every level computes the same bits
         self.files = files  # the embedding's rows stay there
-        self._kept: list[Any] = [tiles]  # also holds the arrays that the struct points to
-        self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
+        self._kept: list[Any] = [tiles, lender]  # also holds the arrays that the struct points to
         self._addresses: dict[str, int] = {}
-        for name, size in _sizes(library, layout).items():
-            self._addresses[name] = address
-            address += size
+        if lender is None:
+            self.tiles = address = self._take(tile_bytes(library, layout)) if tiles is None else tiles.address
+            for name, size in _sizes(library, layout).items():
+                self._addresses[name] = address
+                address += size
+        else:
+            self.tiles, self._addresses = lender.tiles, lender._addresses
         self.struct = self._describe(layout)
+
+    def drafting_layer(self) -> NativeWeights:
+        """The layer that drafts for the model, over these weights. Raises InvalidRequestError if there is none."""
+        if self.layout.drafting is None:
+            raise InvalidRequestError("this model has no layer that drafts")
+        return NativeWeights(self.library, self.layout.drafting, self.files, lender=self)
 
     def _take(self, total: int) -> int:
         address = self.library.api.es_memory_take(total, 1)
@@ -176,6 +191,7 @@ class NativeWeights:
             embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
             embedding_type=layout.embedding_rows.type_number,
             **self._inputs(layout),
+            **self._pair(layout),
         )
 
     def _describe_delta(self, to: Delta, tensors: DeltaTensors) -> None:
@@ -199,6 +215,17 @@ class NativeWeights:
             "input_row_scale": math.sqrt(inputs.length),
             "input_projection_scale": 1.0 / math.sqrt(layout.embedding),
             "input_scale": math.sqrt(0.5),
+        }
+
+    def _pair(self, layout: ModelLayout) -> dict[str, Any]:
+        pair = layout.pair
+        if pair is None:
+            return {}
+        return {
+            "pair_length": layout.embedding,
+            "pair_projection": self._matrix(pair.projection),
+            "pair_token_norm": self._floats(pair.token_norm),
+            "pair_hidden_norm": self._floats(pair.hidden_norm),
         }
 
     def _keep(self, array: NDArray[Any]) -> int:

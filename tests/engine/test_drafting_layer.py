@@ -1,0 +1,186 @@
+"""A file whose last layer drafts for the model: it drafts by default, and no text depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done, Notice
+from edgespec.engine.session import Session
+from edgespec.errors import ForwardError
+from edgespec.files.gguf.header import read_header
+from edgespec.planning.choice.ranking import explain
+from edgespec.runtimes.native.following import DraftingSequence
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, read_all
+
+require_native()
+
+TOKENS = 90
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "seed": 7},
+    "cut": {"temperature": 1.1, "seed": 8, "top_k": 20, "repeat_penalty": 1.2},
+}
+
+
+def agreeing(path: Path) -> Path:
+    """A model whose next token depends mostly on the last one, with a layer that sees nothing else."""
+    write_tiny_gguf(path, architecture="qwen35", drafting=())
+    with path.open("r+b") as file:
+        for tensor in read_header(path).tensors:
+            weights = np.fromfile(path, "<f4", tensor.elements, offset=tensor.offset)
+            if tensor.name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
+                weights *= 0.05
+            elif tensor.name.endswith("eh_proj.weight"):
+                weights[:] = np.eye(*tensor.shape[::-1], dtype="<f4").ravel()
+            elif tensor.name.endswith("enorm.weight"):
+                weights[:] = 1.0
+            file.seek(tensor.offset)
+            file.write(weights.tobytes())
+    return path
+
+
+def load(tiny: TinyModels, path: Path, **overrides: Any) -> Engine:
+    own = {"draft": "auto", "runtime": "native", "draft_runtime": "native", "threads": 2, "lookup": False}
+    return tiny.load_speculating(path, **(own | overrides))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return agreeing(tmp_path_factory.mktemp("layer") / "drafts.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels, path: Path) -> Iterator[Engine]:
+    with load(tiny, path) as engine:
+        yield engine
+
+
+def said(session: Session, depth: int | None = None, prompt: str = "the people", **asked: Any) -> Done:
+    return answer(session.generate(prompt, max_tokens=TOKENS, depth=depth, **asked))
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, asked in ASKED.items():
+        with engine.session() as session:
+            found[name] = said(session, 0, **asked).token_ids
+    return found
+
+
+def test_the_layer_drafts_and_the_plan_names_it(engine: Engine) -> None:
+    plan, pool = engine.plan, engine.pair.pool
+    assert plan.drafter is not None
+    assert plan.drafter.model == "drafts's drafting layer"
+    assert any(reason.code == "drafter_layer" for reason in plan.why)
+    assert engine.pair.ranking is not None
+    told = explain(engine.pair.ranking)
+    assert any("drafts's drafting layer" in line and "serial" in line for line in told)
+    assert pool.drafter is not None
+    assert pool.drafter.memory.weights_bytes == 0
+    assert 0 < pool.drafter.memory.cache_bytes < pool.target_memory.cache_bytes
+    assert pool.drafter_model().facts == pool.drafter.facts
+    assert (pool.drafter.is_prepared, pool.drafter.will_prepare) == (True, False)
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("depth", [None, 1, 6])
+def test_the_text_is_plain_decodings(
+    engine: Engine, plain: dict[str, tuple[int, ...]], name: str, depth: int | None
+) -> None:
+    with engine.session() as session:
+        done = said(session, depth, **ASKED[name])
+    assert done.token_ids == plain[name]
+    assert done.stats.accepted > 20
+
+
+def test_answers_at_a_time_have_the_same_texts(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
+    def ask(name: str) -> tuple[int, ...]:
+        with engine.session() as session:
+            return said(session, 4, **ASKED[name]).token_ids
+
+    names = [*ASKED] * 2
+    with ThreadPoolExecutor(len(names)) as threads:
+        assert list(threads.map(ask, names)) == [plain[name] for name in names]
+
+
+def test_branched_undone_and_saved_sessions_continue_like_plain_ones(engine: Engine, tmp_path: Path) -> None:
+    found = []
+    for depth in (0, 5):
+        with engine.session() as session:
+            said(session, depth)
+            with session.branch() as branch:
+                found.append([said(branch, depth, "other words").token_ids])
+            said(session, depth, "some water")
+            session.undo()
+            found[-1].append(said(session, depth, "many people").token_ids)
+            session.save(tmp_path / f"{depth}.edgespec")
+        with engine.restore(tmp_path / f"{depth}.edgespec") as restored:
+            done = said(restored, depth, "and so on")
+            assert (done.stats.accepted > 20) == (depth > 0)
+            found[-1].append(done.token_ids)
+    assert found[0] == found[1]
+
+
+def test_a_layer_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "random.gguf",
+        architecture="qwen35moe",
+        quant="Q8_0",
+        shared=64,
+        drafting=("shared_head_norm", "shared_head_head"),
+    )
+    with load(tiny, path) as engine:
+        found = []
+        for depth in (0, 4):
+            with engine.session() as session:
+                done = said(session, depth)
+                assert (done.stats.proposed > 0) == (depth > 0)
+                found.append(done.token_ids)
+    assert found[0] == found[1]
+
+
+def test_a_layer_that_fails_costs_its_guesses_alone(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
+    decode, calls = DraftingSequence._decode, []
+
+    def failing(sequence: DraftingSequence, *own: Any) -> None:
+        calls.append(own)
+        if len(calls) > 4:
+            raise ForwardError("the layer is broken", code=1)
+        decode(sequence, *own)
+
+    with patch.object(DraftingSequence, "_decode", failing), engine.session() as session:
+        done = said(session, 4)
+        assert "the layer is broken" in str(session.speculation_off)
+    assert len(calls) == 5
+    assert done.token_ids == plain["greedy"]
+
+
+def test_without_a_drafter_the_layer_is_off(tiny: TinyModels, path: Path) -> None:
+    with load(tiny, path, draft="none") as engine, engine.session() as session:
+        assert engine.pair.pool.drafter is None
+        events, _ = read_all(session.generate("the people", max_tokens=3))
+        assert not [event for event in events if isinstance(event, Notice) and "layer" in event.text]
+
+
+def test_threads_change_and_the_layer_stays(tiny: TinyModels, path: Path, plain: dict[str, tuple[int, ...]]) -> None:
+    with load(tiny, path) as engine:
+        assert engine.pair.adopt(threads=1)
+        assert engine.pair.pool.drafter is not None
+        assert engine.pair.pool.drafter.facts.threads == 1
+        invent_measurements(engine)  # with the other number of threads
+        load_drafter(engine)
+        with engine.session() as session:
+            done = said(session, 3)
+        assert done.token_ids == plain["greedy"]
+        assert done.stats.accepted > 20
