@@ -313,17 +313,22 @@ def predicted_ratios(model: NativeModel, passes: int) -> dict[int, list[float]]:
             break
     experts = curves.experts
     assert experts is not None
-    found: dict[int, list[float]] = {}
+    cases = list(itertools.product(WIDTHS[1:], (1.0, 0.5, 0.0)))
+    measured: dict[tuple[int, float], list[float]] = {case: [] for case in cases}
+    expected: dict[tuple[int, float], float] = {}
+    tokens = random_tokens(max(WIDTHS), size, 4)
     with model.open(CONTEXT + max(WIDTHS)) as sequence:
         sequence.forward(text[:CONTEXT], 0)
-        tokens = random_tokens(max(WIDTHS), size, 4)
-        for width, others in itertools.product(WIDTHS[1:], (1.0, 0.5, 0.0)):
+        # In turn, so that a disturbance of a second does not fall on all forwards of one case.
+        for _, (width, others) in itertools.product(range(passes), cases):
             different = max(1, round(others * width))
-            fed = [tokens[at % different] for at in range(width)]
-            seconds = statistics.median(seconds_of(sequence, fed) for _ in range(passes))
+            seconds = seconds_of(sequence, [tokens[at % different] for at in range(width)])
             more = sequence.experts_read - experts.read_by(width)
-            predicted = curves.at(CONTEXT).seconds(width) + experts.expert_s * more
-            found.setdefault(width, []).append(round(predicted / seconds, 3))
+            measured[width, others].append(seconds)
+            expected[width, others] = curves.at(CONTEXT).seconds(width) + experts.expert_s * more
+    found: dict[int, list[float]] = {}
+    for case in cases:
+        found.setdefault(case[0], []).append(round(expected[case] / statistics.median(measured[case]), 3))
     return found
 
 

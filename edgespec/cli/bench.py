@@ -323,14 +323,16 @@ class _Progress:
         self._next = 0.1
         self._other_class = other_class
         self._live = live
-        self._began = time.monotonic()
+        self._first_at = 0.0
 
     def __call__(self, answer: Answer, done: int, total: int) -> None:
         if done == 1:
-            self._next = 0.1
+            self._next, self._first_at = 0.1, time.monotonic()
         if self._live:
-            each_s = (time.monotonic() - self._began) / done
-            text = f"{done} of {total} answers · {time_left(each_s * (total - done))} left"
+            text = f"{done} of {total} answers"
+            if done > 1:  # before the first answer, models load and prompts are read that the others share
+                each_s = (time.monotonic() - self._first_at) / (done - 1)
+                text += f" · {time_left(each_s * (total - done))} left"
             self._write(f"\x1b[2m{text}\x1b[0m" if done < total else "")
         elif done / total >= self._next or done == total:
             self._next = done / total + 0.1

@@ -65,7 +65,7 @@ _FOR_ZIG = {_DOT_PRODUCTS: "-mcpu=generic+v8_2a+dotprod"}
 # The oldest macOS to support, the first one for ARM, unless MACOSX_DEPLOYMENT_TARGET is set.
 _LEAST_MACOS = "-mmacosx-version-min=11.0"
 _LONGEST_SAID = 300  # characters of a compiler's message
-_COMPILE_S = 300.0  # one file takes 1 to 2 s; a compiler that takes this long hangs
+_COMPILE_S = 1800.0  # a level takes up to a minute, with sanitizers on a busy machine 20; longer than that, it hangs
 
 
 class CompileError(Exception):

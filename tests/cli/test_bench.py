@@ -260,7 +260,7 @@ def test_on_a_terminal_one_line_is_renewed_and_gone_before_anything_else(capsys:
         show(made(prompt, "planned", 0, {"identical": done != 2}), done, 3)
     show.again([prompt], 1)
     shown = re.sub(r"\d+ s left", "N s left", capsys.readouterr().err)
-    first, second = (f"\r\x1b[2m{done} of 3 answers · N s left\x1b[0m\x1b[K" for done in (1, 2))
+    first, second = (f"\r\x1b[2m{done}\x1b[0m\x1b[K" for done in ("1 of 3 answers", "2 of 3 answers · N s left"))
     differs = "p differs from plain decoding in arm planned\n"
     assert shown.startswith(f"{first}{second}\r\x1b[K{differs}\r\x1b[K\r\x1b[Ktimes of plain decoding varied by more")
 
