@@ -87,7 +87,7 @@ def noise_json(answers: Sequence[Answer]) -> dict[str, Any]:
     return {
         "aa_ci95": list(both.ci95),
         "aa_geomean": both.geomean,
-        "noisy": abs(both.geomean - 1) > SAME_WITHIN,
+        "noisy": abs(both.geomean - 1) > SAME_WITHIN or both.wide,
         "disturbed": disturbed(answers),
         "by_prompt": [
             {"id": prompt, "ratio": statistics.median(passes), "passes": len(passes)}

@@ -79,11 +79,15 @@ class Speedup:
         return self.passes >= LEAST_PASSES and not low <= 1 <= high
 
     @property
+    def wide(self) -> bool:
+        """Whether the passes differ too much for a run to count. Errors of both signs cancel in the mean, not here."""
+        low, high = self.ci95
+        return low < self.geomean * (1 - NARROW_WITHIN) or high > self.geomean * (1 + NARROW_WITHIN)
+
+    @property
     def narrow(self) -> bool:
         """Whether the interval is narrow enough for a run to count."""
-        low, high = self.ci95
-        ends = self.geomean * (1 - NARROW_WITHIN), self.geomean * (1 + NARROW_WITHIN)
-        return self.passes >= LEAST_PASSES and ends[0] <= low and high <= ends[1]
+        return self.passes >= LEAST_PASSES and not self.wide
 
     def as_json(self) -> dict[str, Any]:
         """A speed-up in the form of ``bench --json``."""

@@ -438,8 +438,9 @@ def _print_noise(report: dict[str, Any]) -> None:
     if noise["aa_ci95"] is None:
         return
     low, high = noise["aa_ci95"]
-    verdict = "more than 1 % noise: do not trust small differences" if noise["noisy"] else "quiet enough"
-    show(f"plain against itself: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
+    verdict = "noisy: do not trust small differences" if noise["noisy"] else "quiet enough"
+    of = ", whole requests" if report["cold"] else ""
+    show(f"plain against itself{of}: {noise['aa_geomean']:.3f} ({low:.3f}-{high:.3f}), {verdict}")
     again = [each["id"] for each in noise["by_prompt"] if each["passes"] > report["passes"]]
     if again:
         show(f"run again: {', '.join(again)}; still disturbed: {', '.join(noise['disturbed']) or 'none'}")

@@ -122,6 +122,17 @@ def again(*speeds: float) -> list[Answer]:
     return answers
 
 
+def test_errors_of_both_signs_make_a_run_noisy() -> None:
+    answers = [
+        answered(arm, turn=turn, decode_s=0.1 * (factor if arm == "again" else 1))
+        for turn, factor in enumerate((1.1, 1.1, 1 / 1.1, 1 / 1.1, 1, 1))
+        for arm in ("plain", "again")
+    ]
+    found = noise_json(answers)
+    assert found["aa_geomean"] == pytest.approx(1)
+    assert found["noisy"]
+
+
 def test_without_the_again_arm_noise_is_unknown() -> None:
     assert noise_json([answered()]) == {"aa_ci95": None, "noisy": None}
 

@@ -327,6 +327,9 @@ def test_only_disturbed_prompts_are_run_again(
     assert len(fake.calls) == 1
     assert "plain against itself: 1.000 (1.000-1.000), quiet enough" in quiet.out
     assert "run again" not in quiet.out
+    fake.make = lambda *_: {"ttft_s": 0.1}
+    cold = here("bench", *pair, "--suite", suite, "--cold")
+    assert "plain against itself, whole requests: 1.000 (1.000-1.000), quiet enough" in cold.out
 
 
 def test_prompts_that_stay_disturbed_are_reported(
@@ -335,7 +338,7 @@ def test_prompts_that_stay_disturbed_are_reported(
     fake.make = lambda prompt, arm, _: {"decode_s": 0.2 if (prompt.id, arm) == ("81", "again") else 0.1}
     result = here("bench", *pair, "--suite", suite, "--passes", "1")
     assert len(fake.calls) == 4, "three times again, not for ever"
-    assert "plain against itself: 0.794 (0.794-0.794), more than 1 % noise" in result.out
+    assert "plain against itself: 0.794 (0.794-0.794), noisy: do not trust small differences" in result.out
     assert "run again: 81; still disturbed: 81" in result.out
     assert "fewer than 3 passes: no interval" in result.out, "of the other two"
     fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}

@@ -343,6 +343,8 @@ def test_the_predicted_speed_includes_the_expected_acceptance() -> None:
     seen = replace(KNOWN, acceptance={"model": (0.5,)})
     # Depths 1 to 3 commit 1.5, 1.75 and 1.875 tokens in 0.11, 0.12 and 0.13 s.
     assert both(costs=seen).predicted_tokens_per_s == pytest.approx(1.75 / 0.12)
+    # Times of similar machines choose, and promise nothing.
+    assert both(costs=replace(seen, measured=False)).predicted_tokens_per_s is None
     never = replace(KNOWN, acceptance={"model": (0.0,), "lookup": (1.0,)})
     assert both(costs=never).predicted_tokens_per_s == pytest.approx(10)
     assert both(costs=seen, depth=0).predicted_tokens_per_s == pytest.approx(10)

@@ -186,8 +186,8 @@ def make_plan(
     sources: tuple[str, ...] = request.sources
     mode: Mode = "pipelined" if request.mode == "pipelined" else "serial"
     predicted = None if costs.plain_s is None else 1.0 / costs.plain_s
-    if ranking is not None and costs.measured:
-        predicted = ranking.best.tokens_per_s
+    if ranking is not None and (costs.measured or ranking.best.depth):
+        predicted = ranking.best.tokens_per_s if costs.measured else None
     if cap > 0 and request.depth != "auto" and sources:
         predicted = None  # the speed of a fixed depth depends on the text
     if cap > 0 and request.depth == "auto" and sources:
