@@ -82,7 +82,8 @@ class Speedup:
     def wide(self) -> bool:
         """Whether the passes differ too much for a run to count. Errors of both signs cancel in the mean, not here."""
         low, high = self.ci95
-        return low < self.geomean * (1 - NARROW_WITHIN) or high > self.geomean * (1 + NARROW_WITHIN)
+        most = self.geomean * NARROW_WITHIN
+        return self.geomean - low > most or high - self.geomean > most
 
     @property
     def narrow(self) -> bool:
