@@ -80,7 +80,7 @@ class Speedup:
 
     @property
     def wide(self) -> bool:
-        """Whether the passes differ too much for a run to count. Errors of both signs cancel in the mean, not here."""
+        """Whether the passes differ too much for a run to count: errors of both signs cancel only in the mean."""
         low, high = self.ci95
         most = self.geomean * NARROW_WITHIN
         return self.geomean - low > most or high - self.geomean > most
