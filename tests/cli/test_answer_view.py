@@ -235,6 +235,37 @@ def test_a_slowly_written_line_of_code_is_shown_before_it_is_complete() -> None:
     assert "".join(segment.text for segment in early + late) == "return value + other + 1\n"
 
 
+@settings(max_examples=200, deadline=None)
+@given(PIECES, st.data())
+def test_more_of_an_answer_is_shown_as_if_it_had_not_been_cut(pieces: list[str], data: st.DataObject) -> None:
+    """Wherever it was cut: in a block of code, its fence, a docstring, a span or a word."""
+    text = "".join(pieces)
+    cut = data.draw(st.integers(0, len(text)))
+    whole, more = Markdown(clock=lambda: 0.0), Markdown(clock=lambda: 0.0)
+    expected = [*whole.feed(text[:cut]), *whole.feed(text[cut:]), *whole.flush()]
+    repeated = more.resume(text[:cut])
+    found = [*more.feed(text[cut:]), *more.flush()]
+    assert by_character(found)[repeated:] == by_character(expected)[cut:]
+    view = AnswerView(lambda: 40, colours=True, begun=text[:cut])
+    written = CODE.sub("", view.feed(event(text[cut:])) + view.flush())
+    assert as_written(written) == as_written(shown([text[cut:]], colours=False))
+
+
+def by_character(segments: list[Segment]) -> list[tuple[str, str, bool]]:
+    return [(each, segment.style, segment.whole) for segment in segments for each in segment.text]
+
+
+def test_more_of_a_docstring_has_its_colour_and_keeps_its_indentation() -> None:
+    begun = 'So:\n```python\ndef f():\n    """Doc that is'
+    view = AnswerView(lambda: 40, colours=True, begun=begun)
+    written = (
+        view.feed(event(' cut.\n\n    # not a heading\n    """\n``')) + view.feed(event("`\n**end**")) + view.flush()
+    )
+    assert written.startswith("\x1b[32m cut.")
+    assert CODE.sub("", written) == ' cut.\n\n    # not a heading\n    """\n```\n**end**'
+    assert written.endswith("\x1b[1m**end**\x1b[0m")
+
+
 def test_every_written_piece_ends_with_a_reset_style() -> None:
     """Whatever is written next, a note or an error, has no colour of the answer's."""
     view = AnswerView(lambda: 40, colours=True)

@@ -145,6 +145,16 @@ def test_the_session_is_closed_if_neither_model_can_be_loaded() -> None:
         assert talk.session.closed, "which ends the chat"
 
 
+@pytest.mark.parametrize(
+    ("said", "begun"),
+    [("so", "so"), ("<think>so</think>\n\n```c\n", "```c\n"), ("<think>so", "")],
+)
+def test_more_continues_what_is_shown_of_an_answer(said: str, begun: str) -> None:
+    with talk_on(Machine(1)) as talk:
+        cast(Any, talk.session).turns = [TURNS[0], {"role": "assistant", "content": said}]
+        assert talk.begun == begun
+
+
 def test_sampling_settings_come_from_the_file_until_the_user_sets_them() -> None:
     machine = Machine(2)
     with talk_on(machine) as talk:

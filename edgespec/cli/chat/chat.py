@@ -211,7 +211,9 @@ class _Chat:
         try:
             before = talk.last if isinstance(prompt, GoOn) else None
             generation = talk.go_on() if isinstance(prompt, GoOn) else talk.generate(prompt)
-            done = follow_answer(generation, as_json=self._as_json, guesses=self._commands.shows_guesses)
+            begun = talk.begun if isinstance(prompt, GoOn) else ""
+            shades = self._commands.shows_guesses
+            done = follow_answer(generation, as_json=self._as_json, guesses=shades, begun=begun)
             talk.ended(done)
             if talk.unanswered is None:
                 talk.last = done if before is None else _joined(before, done)

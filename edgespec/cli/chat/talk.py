@@ -114,6 +114,14 @@ class Talk:
             return "the answer is complete"
         return None if self.form is None else "an answer in JSON cannot be continued; /retry writes it again"
 
+    @property
+    def begun(self) -> str:
+        """The latest answer without its thinking; empty while that is open."""
+        text, marks = str(self.session.messages[-1]["content"]), self.engine.pair.prompts.thinking
+        if marks is None:
+            return text
+        return "" if marks.left_open_in(text) else marks.answer_in(text)
+
     def go_on(self) -> Generation:
         """More of the latest answer, which was cut or stopped."""
         messages, most = self.session.messages, self.max_tokens

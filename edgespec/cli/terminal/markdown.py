@@ -48,6 +48,17 @@ class Markdown:
         self._block: _Block | None = None
         self._whole = self._heading = False
         self._shown_at = clock()
+        self._resuming = False
+
+    def resume(self, text: str) -> int:
+        """Read text that is shown already, before the first ``feed``: it may end within a line or a block of code.
+
+        Returns how many characters the next segments repeat of it.
+        """
+        self._resuming = True
+        shown = sum(len(segment.text) for segment in self.feed(text))
+        self._resuming = False
+        return len(text) - shown
 
     def feed(self, text: str) -> list[Segment]:
         self._pending += text
@@ -86,7 +97,8 @@ class Markdown:
         return self._coloured(block, line + line_break, partial=not whole)
 
     def _coloured(self, block: _Block, line: str, *, partial: bool) -> list[Segment] | None:
-        parts = block.colours.line(line)
+        # Colours of whole lines that are shown already would take 3 ms each.
+        parts = [(line, "")] if self._resuming and not partial else block.colours.line(line)
         if partial and len(parts) > 1:
             parts.pop()  # the token may be incomplete
         text = "".join(part for part, _ in parts)

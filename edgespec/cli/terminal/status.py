@@ -31,13 +31,16 @@ _CHANGED = {"drafter_failed"}
 # Exactness levels in words, for the screen (docs/glossary.md). The JSON has the letter.
 
 
-def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True) -> Done:
+def follow_answer(
+    generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True, begun: str = ""
+) -> Done:
     """Stream the text to stdout (not with ``as_json``) and notices to stderr; return the last event.
 
     On a terminal a line says how much of a long prompt is read, and the text wraps between words and has colours.
-    ``guesses`` shades guessed tokens. Without ``markdown`` the text is not coloured as Markdown.
+    ``guesses`` shades guessed tokens. Without ``markdown`` the text is not coloured as Markdown. ``begun`` is the
+    text that the answer continues.
     """
-    view = _view(guesses, markdown) if sys.stdout.isatty() and not as_json else None
+    view = _view(guesses, markdown, begun) if sys.stdout.isatty() and not as_json else None
     reading = ReadingLine(quiet=as_json)
     try:
         with generation:
@@ -59,7 +62,7 @@ def follow_answer(generation: Generation, *, as_json: bool, guesses: bool = Fals
     return done
 
 
-def _view(guesses: bool, markdown: bool) -> AnswerView:
+def _view(guesses: bool, markdown: bool, begun: str) -> AnswerView:
     from edgespec.cli.terminal.answer_view import AnswerView
 
     return AnswerView(
@@ -67,6 +70,7 @@ def _view(guesses: bool, markdown: bool) -> AnswerView:
         colours=stdout_is_rich(),
         markdown=markdown,
         guesses=guesses,
+        begun=begun,
     )
 
 
