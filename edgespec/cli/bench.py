@@ -24,8 +24,16 @@ from edgespec.bench.suite import (
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ModelFlags, SamplingFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
-from edgespec.cli.terminal.output import State, about, note, print_error, print_json, show, stderr_is_rich
-from edgespec.cli.terminal.reading import time_left
+from edgespec.cli.terminal.output import (
+    State,
+    about,
+    note,
+    print_error,
+    print_json,
+    show,
+    stderr_is_rich,
+    time_left,
+)
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.home import home

@@ -14,7 +14,6 @@ from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
-from edgespec.files.token_map import TokenMap
 from edgespec.files.trimmed_drafter import TrimmedDrafter, is_trimmed_drafter, read_artefact
 
 # The architecture that llama.cpp's converters write into image projectors (mmproj-*.gguf).
@@ -23,6 +22,8 @@ _PROJECTOR = "clip"
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from edgespec.files.token_map import TokenMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -177,6 +177,12 @@ def about(seconds: float) -> str:
     return "less than a minute" if seconds < 60 else f"about {minutes} minute{'s' if minutes > 1 else ''}"
 
 
+def time_left(seconds: float) -> str:
+    """For example ``9 s`` or ``1 min 30 s``; at least one second."""
+    left_s = max(1, round(seconds))
+    return f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
+
+
 def _wrapped(line: str, columns: int, hang: int | None) -> str:
     """The line wrapped to ``columns``; see ``note`` for ``hang``."""
     if len(line) <= columns:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edgespec.cli.terminal.output import EXACTNESS_WORDS
-from edgespec.planning.choice.options import Candidate, Ranking
-from edgespec.planning.choice.plan import Plan, PlannedDrafter
+
+if TYPE_CHECKING:
+    from edgespec.planning.choice.options import Candidate, Ranking
+    from edgespec.planning.choice.plan import Plan, PlannedDrafter
 
 # What to do, by the code of a reason in the plan. The first that is there counts.
 _NEXT = {

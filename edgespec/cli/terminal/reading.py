@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import cycle
 
-from edgespec.cli.terminal.output import NARROWEST, stderr_columns, stderr_is_rich
+from edgespec.cli.terminal.output import NARROWEST, stderr_columns, stderr_is_rich, time_left
 from edgespec.engine.events import Reading
 from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 
@@ -52,12 +52,6 @@ class Pace:
         end = f"{100 * read // self._of} % · {time_left((self._of - read) * each_s)} left"
         whole = f"{read} of {self._of} tokens · {end}"
         return _fitting(columns, f"reading the prompt · {whole}", f"reading · {whole}", f"reading · {end}")
-
-
-def time_left(seconds: float) -> str:
-    """For example ``9 s`` or ``1 min 30 s``; at least one second."""
-    left_s = max(1, round(seconds))
-    return f"{left_s // 60} min {left_s % 60} s" if left_s >= 60 else f"{left_s} s"
 
 
 def _fitting(columns: int, *texts: str) -> str:
