@@ -74,7 +74,8 @@ def test_the_overview_and_completion_of_options_import_neither_models_nor_number
         "code = run(sys.argv[1:])\n"
         "sys.stderr.write(str(code) + ' ' + ' '.join(sys.modules))"
     )
-    for words, most in ((["--help"], 12), (["--version"], 12), (["chat", "--help"], 40), (["pull", "--help"], 40)):
+    commands = ("chat", "generate", "pull", "bench", "plan", "calibrate", "doctor")
+    for words, most in ((["--help"], 12), (["--version"], 12), *(([name, "--help"], 40) for name in commands)):
         done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=True)
         code, *modules = done.stderr.split()
         assert code == "0"
