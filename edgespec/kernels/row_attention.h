@@ -21,41 +21,58 @@ enum { TOGETHER = LANES_IN_REGISTERS >= 32 ? 8 : 4, TILES_TOGETHER = LANES_IN_RE
  * each of a block's values. 32 KB, the first-level cache of most cores. */
 enum { OPENED = 2 * LANES * ATTENTION_BLOCK, KEY_ELEMENTS = OPENED / (TILES_TOGETHER * LANES) };
 
-/* Prefetched while scores are computed: the next keys, and the values of the current positions. Without it attention
- * waited for memory for as long as it computed. */
-struct soon {
-    const uint8_t *keys, *values;
+/* Whether the first group of queries opens keys and values, that is converts and stores them, while it computes: it
+ * then waits for half of the conversions only. Elsewhere they are opened before. Measured with AVX-512 on Zen 4. */
+enum { OPENS_WHILE = LANES_IN_REGISTERS >= 32 };
+
+/* Halves of the cache, and the floats that they become. The first group of queries prefetches the next keys, and the
+ * values of the current positions. Without it attention waited for memory for as long as it computed. */
+struct opening {
+    const uint16_t *halves[TILES_TOGETHER]; /* of each tile of keys, or of the first position's values */
+    const uint8_t *next_keys, *values;
+    float *floats;
 };
 
 /* For element d of a head: `tiles` tiles of keys, or as many positions' values, are a line for each element or for two. */
-ALWAYS_INLINE void ask_for(const struct soon *soon, size_t d)
+ALWAYS_INLINE void ask_for(const struct opening *opening, size_t d)
 {
     enum { ELEMENTS = 2 * TILE_ROWS * TILES_TOGETHER == LINE_BYTES ? 1 : 2 };
     if (d % ELEMENTS)
         return;
-    __builtin_prefetch(soon->keys + d / ELEMENTS * LINE_BYTES);
-    __builtin_prefetch(soon->values + d / ELEMENTS * LINE_BYTES);
+    __builtin_prefetch(opening->next_keys + d / ELEMENTS * LINE_BYTES);
+    __builtin_prefetch(opening->values + d / ELEMENTS * LINE_BYTES);
 }
 
-/* Scores of `tiles` tiles: for each query a chain of fma along the head. keys: [elements][tiles][16]. With `from` > 0
- * the chains continue from the values in `scores`. `soon` may be null. */
-ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *keys, size_t from, size_t elements,
-                               const struct attention_query *queries, float factor, const struct soon *soon,
-                               float *scores)
+/* Sixteen floats, which are opened or were. */
+ALWAYS_INLINE lanes floats_at(const int opens, const uint16_t *halves, float *floats)
+{
+    if (!opens)
+        return lanes_load(floats);
+    lanes opened = lanes_from_halves(halves);
+    lanes_store(floats, opened);
+    return opened;
+}
+
+/* Scores of `tiles` tiles: for each query a chain of fma along the head. Floats: [elements][tiles][16]. With `from` > 0
+ * the chains continue from the values in `scores`. `asks`: prefetches. */
+ALWAYS_INLINE void score_tiles(const int opens, const int asks, const int count, const int tiles,
+                               const struct opening *opening, size_t from, size_t elements,
+                               const struct attention_query *queries, float factor, float *scores)
 {
     lanes sum[TOGETHER][TILES_TOGETHER];
+    float *keys = opening->floats;
     UNROLLED
     for (int q = 0; q < count; q++)
         UNROLLED
         for (int t = 0; t < tiles; t++)
             sum[q][t] = from ? lanes_load(scores + q * ATTENTION_BLOCK + t * LANES) : lanes_set(0.0f);
     for (size_t d = from; d < from + elements; d++, keys += tiles * LANES) {
-        if (soon)
-            ask_for(soon, d);
+        if (asks)
+            ask_for(opening, d);
         lanes key[TILES_TOGETHER];
         UNROLLED
         for (int t = 0; t < tiles; t++)
-            key[t] = lanes_load(keys + t * LANES);
+            key[t] = floats_at(opens, opening->halves[t] + d * LANES, keys + t * LANES);
         UNROLLED
         for (int q = 0; q < count; q++) {
             lanes element = lanes_set(queries[q].from[d]);
@@ -71,15 +88,17 @@ ALWAYS_INLINE void score_tiles(const int count, const int tiles, const float *ke
             lanes_store(scores + q * ATTENTION_BLOCK + t * LANES, lanes_mul(sum[q][t], lanes_set(factor)));
 }
 
-/* Adds `positions` positions of `wide` lanes of the values to each query's sums. values: [positions][wide][16]. */
-ALWAYS_INLINE void add_values(const int count, const int wide, const float *values, const float *weights,
-                              size_t positions, lanes (*sum)[2])
+/* Adds positions from .. to - 1 of `wide` lanes of the values to each query's sums. Floats: [positions][wide][16]. Halves:
+ * of position `from`, and of the next `apart` further. */
+ALWAYS_INLINE void add_values(const int opens, const int count, const int wide, const uint16_t *halves, size_t apart,
+                              float *floats, const float *weights, size_t from, size_t to, lanes (*sum)[2])
 {
-    for (size_t p = 0; p < positions; p++, values += wide * LANES) {
+    floats += from * (size_t)wide * LANES;
+    for (size_t p = from; p < to; p++, floats += wide * LANES, halves += opens ? apart : 0) {
         lanes value[2];
         UNROLLED
         for (int i = 0; i < wide; i++)
-            value[i] = lanes_load(values + i * LANES);
+            value[i] = floats_at(opens, halves + i * LANES, floats + i * LANES);
         UNROLLED
         for (int q = 0; q < count; q++) {
             lanes weight = lanes_set(weights[q * ATTENTION_BLOCK + p]);
@@ -181,13 +200,15 @@ static inline size_t groups_of(size_t start, size_t count, const struct attentio
     return taken;
 }
 
-/* `wide` lanes, from element d on, of what a group's queries give. */
-ALWAYS_INLINE void mix_values(const int count, const int wide, const float *values, const float *weights,
-                              const struct query_group *group, const struct attention_query *queries, size_t d,
-                              size_t start, const struct merging *standing)
+/* `wide` lanes, from element d on, of what a group's queries give. What not all of them see is open already. */
+ALWAYS_INLINE void mix_values(const int opens, const int count, const int wide, const struct opening *opening,
+                              size_t apart, const float *weights, const struct query_group *group,
+                              const struct attention_query *queries, size_t d, size_t start,
+                              const struct merging *standing)
 {
     lanes sum[TOGETHER][2];
-    size_t length = (size_t)wide * LANES, from = group->shared_from, to = group->shared_to;
+    float *floats = opening->floats;
+    size_t from = group->shared_from, to = group->shared_to;
     int ragged = group->least < from || group->most > to;
     UNROLLED
     for (int q = 0; q < count; q++)
@@ -196,16 +217,14 @@ ALWAYS_INLINE void mix_values(const int count, const int wide, const float *valu
     if (ragged)
         UNROLLED
         for (int q = 0; q < count; q++) {
-            size_t end = group->to[q] < from ? group->to[q] : from, own = group->from[q];
-            add_values(1, wide, values + own * length, weights + q * ATTENTION_BLOCK + own, end - own, sum + q);
+            size_t end = group->to[q] < from ? group->to[q] : from;
+            add_values(0, 1, wide, 0, 0, floats, weights + q * ATTENTION_BLOCK, group->from[q], end, sum + q);
         }
-    add_values(count, wide, values + from * length, weights + from, to - from, sum);
+    add_values(opens, count, wide, opening->halves[0], apart, floats, weights, from, to, sum);
     if (ragged)
         UNROLLED
         for (int q = 0; q < count; q++)
-            if (to < group->to[q])
-                add_values(1, wide, values + to * length, weights + q * ATTENTION_BLOCK + to, group->to[q] - to,
-                           sum + q);
+            add_values(0, 1, wide, 0, 0, floats, weights + q * ATTENTION_BLOCK, to, group->to[q], sum + q);
     UNROLLED
     for (int q = 0; q < count; q++) {
         UNROLLED
@@ -228,31 +247,46 @@ ALWAYS_INLINE void mix_values(const int count, const int wide, const float *valu
     case 8: DO(FITTING(8)); break; \
     }
 
-static void score_group(size_t tiles, const float *keys, size_t from, size_t elements, int count,
-                        const struct attention_query *queries, float factor, const struct soon *soon, float *scores)
+/* The first group opens the keys where it OPENS_WHILE it computes, and prefetches. */
+static void score_group(int first, size_t tiles, const struct opening *opening, size_t from, size_t elements, int count,
+                        const struct attention_query *queries, float factor, float *scores)
 {
-#define SCORE(n) score_tiles(n, TILES_TOGETHER, keys, from, elements, queries, factor, soon, scores)
-#define SCORE_ONE(n) score_tiles(n, 1, keys, from, elements, queries, factor, soon, scores)
-    if (TILES_TOGETHER > 1 && tiles > 1)
+    int asks = first && !OPENS_WHILE;
+#define SCORE(n) score_tiles(0, asks, n, TILES_TOGETHER, opening, from, elements, queries, factor, scores)
+#define SCORE_ONE(n) score_tiles(0, asks, n, 1, opening, from, elements, queries, factor, scores)
+#define OPEN_AND_SCORE(n) score_tiles(1, 1, n, TILES_TOGETHER, opening, from, elements, queries, factor, scores)
+#define OPEN_AND_SCORE_ONE(n) score_tiles(1, 1, n, 1, opening, from, elements, queries, factor, scores)
+    int opens = first && OPENS_WHILE, several = TILES_TOGETHER > 1 && tiles > 1;
+    if (opens && several)
+        FOR_COUNT(count, OPEN_AND_SCORE)
+    else if (opens)
+        FOR_COUNT(count, OPEN_AND_SCORE_ONE)
+    else if (several)
         FOR_COUNT(count, SCORE)
     else
         FOR_COUNT(count, SCORE_ONE)
 #undef SCORE
 #undef SCORE_ONE
+#undef OPEN_AND_SCORE
+#undef OPEN_AND_SCORE_ONE
 }
 
-static void mix_group(size_t wide, const float *values, const float *weights, const struct query_group *group,
-                      const struct attention_query *queries, size_t d, size_t start,
+static void mix_group(int opens, size_t wide, const struct opening *opening, size_t apart, const float *weights,
+                      const struct query_group *group, const struct attention_query *queries, size_t d, size_t start,
                       const struct merging *standing)
 {
-#define MIX(n) mix_values(n, 2, values, weights, group, queries, d, start, standing)
-#define MIX_ONE(n) mix_values(n, 1, values, weights, group, queries, d, start, standing)
-    if (wide > 1)
+#define MIX(n) mix_values(0, n, 2, opening, apart, weights, group, queries, d, start, standing)
+#define MIX_ONE(n) mix_values(0, n, 1, opening, apart, weights, group, queries, d, start, standing)
+#define OPEN_AND_MIX(n) mix_values(1, n, 2, opening, apart, weights, group, queries, d, start, standing)
+    if (OPENS_WHILE && opens)
+        FOR_COUNT(group->count, OPEN_AND_MIX)
+    else if (wide > 1)
         FOR_COUNT(group->count, MIX)
     else
         FOR_COUNT(group->count, MIX_ONE)
 #undef MIX
 #undef MIX_ONE
+#undef OPEN_AND_MIX
 }
 
 /* Where a position's halves lie: among the cache's keys or values, or the owner's own. */
@@ -263,37 +297,83 @@ static inline const uint16_t *halves_at(const struct attention_cache *cache, siz
                                       : own + (position - cache->own_from) * cache->head_length;
 }
 
-/* Prefetching past the last keys and values has no use, and no harm. */
-static inline struct soon soon_of(const struct attention_cache *cache, const struct attention_query *owner,
-                                  size_t position)
+/* Elements from `from` on of the keys of `tiles` tiles. */
+static inline void open_keys(const struct opening *opening, size_t tiles, size_t from, size_t elements)
 {
-    const uint16_t *keys = halves_at(cache, position, cache->keys, owner->own_keys);
-    const uint16_t *values = halves_at(cache, position, cache->values, owner->own_values);
-    return (struct soon){
-        .keys = (const uint8_t *)keys + TILES_TOGETHER * LANES * cache->head_length * sizeof *keys,
-        .values = (const uint8_t *)values,
-    };
+    for (size_t t = 0; t < tiles; t++)
+        for (size_t d = 0; d < elements; d++)
+            lanes_store(opening->floats + (d * tiles + t) * LANES,
+                        lanes_from_halves(opening->halves[t] + (from + d) * LANES));
 }
 
-/* Elements from `from` on of the keys of `tiles` tiles, from `position` on. */
-static inline void open_keys(const struct attention_cache *cache, const struct attention_query *owner, size_t position,
-                             size_t tiles, size_t from, size_t elements, float *opened)
+/* `wide` lanes, from element d on, of the values of positions from .. to - 1 of the block at `start`. */
+static inline void open_values(const struct attention_cache *cache, const struct attention_query *owner, size_t start,
+                               size_t from, size_t to, size_t wide, size_t d, float *floats)
 {
-    for (size_t t = 0; t < tiles; t++, position += LANES) {
-        const uint16_t *keys = halves_at(cache, position, cache->keys, owner->own_keys);
-        for (size_t d = 0; d < elements; d++)
-            lanes_store(opened + (d * tiles + t) * LANES, lanes_from_halves(keys + (from + d) * LANES));
+    for (size_t p = from; p < to; p++) {
+        const uint16_t *values = halves_at(cache, start + p, cache->values, owner->own_values);
+        for (size_t i = 0; i < wide; i++)
+            lanes_store(floats + (p * wide + i) * LANES, lanes_from_halves(values + d + i * LANES));
     }
 }
 
-/* `wide` lanes, from element d on, of the values of positions from .. to - 1. */
-static inline void open_values(const struct attention_cache *cache, const struct attention_query *owner, size_t from,
-                               size_t to, size_t wide, size_t d, float *opened)
+/* Queries that have the same keys and values in a block of positions. */
+struct block_queries {
+    const struct attention_cache *cache;
+    const struct attention_query *queries;
+    struct query_group groups[MOST_QUERIES];
+    const struct query_group *end;
+    size_t start, least, most; /* where the block begins; what any query sees */
+};
+
+static void score_block(const struct block_queries *block, float scale, float (*weights)[ATTENTION_BLOCK],
+                        float *floats)
 {
-    for (size_t position = from; position < to; position++) {
-        const uint16_t *values = halves_at(cache, position, cache->values, owner->own_values);
-        for (size_t i = 0; i < wide; i++, opened += LANES)
-            lanes_store(opened, lanes_from_halves(values + d + i * LANES));
+    const struct attention_cache *cache = block->cache;
+    const struct attention_query *queries = block->queries;
+    size_t length = cache->head_length;
+    for (size_t p = block->least / LANES * LANES, tiles; p < block->most; p += tiles * LANES) {
+        tiles = block->most - p > LANES ? TILES_TOGETHER : 1;
+        struct opening opening = {.floats = floats};
+        for (size_t t = 0; t < tiles; t++)
+            opening.halves[t] = halves_at(cache, block->start + p + t * LANES, cache->keys, queries->own_keys);
+        /* Prefetching past the last keys and values has no use, and no harm. */
+        opening.next_keys = (const uint8_t *)(opening.halves[0] + TILES_TOGETHER * LANES * length);
+        opening.values = (const uint8_t *)halves_at(cache, block->start + p, cache->values, queries->own_values);
+        for (size_t d = 0, elements; d < length; d += elements) {
+            elements = length - d < KEY_ELEMENTS ? length - d : KEY_ELEMENTS;
+            int first = 1;
+            if (!OPENS_WHILE)
+                open_keys(&opening, tiles, d, elements);
+            for (const struct query_group *group = block->groups; group < block->end; group++)
+                if (group->least < p + tiles * LANES && p < group->most) {
+                    score_group(first, tiles, &opening, d, elements, group->count, queries + group->first,
+                                d + elements == length ? scale : 1.0f, weights[group->first] + p);
+                    first = 0;
+                }
+        }
+    }
+}
+
+static void mix_block(const struct block_queries *block, float (*weights)[ATTENTION_BLOCK],
+                      const struct merging *standing, float *floats)
+{
+    const struct attention_cache *cache = block->cache;
+    const struct attention_query *queries = block->queries;
+    const struct query_group *first = block->groups;
+    size_t length = cache->head_length, start = block->start, from = first->shared_from, to = first->shared_to;
+    /* Without a gap between the cache's values and the queries' own. */
+    int opens_while = OPENS_WHILE && (start + to <= cache->own_from || start + from >= cache->own_from);
+    for (size_t d = 0, wide; d < length; d += wide * LANES) {
+        wide = length - d > LANES ? 2 : 1;
+        int opens = opens_while && wide > 1;
+        struct opening opening = {.floats = floats};
+        opening.halves[0] = halves_at(cache, start + from, cache->values, queries->own_values) + d;
+        open_values(cache, queries, start, block->least, opens ? from : to, wide, d, floats);
+        open_values(cache, queries, start, to, block->most, wide, d, floats);
+        for (const struct query_group *group = first; group < block->end; group++)
+            mix_group(opens && group == first, wide, &opening, length, weights[group->first], group,
+                      queries + group->first, d, start, standing + group->first);
     }
 }
 
@@ -301,46 +381,26 @@ static inline void open_values(const struct attention_cache *cache, const struct
 static void attend_block(const struct attention_cache *cache, size_t start, float scale, float cap, size_t count,
                          const struct attention_query *queries, struct merging *standing)
 {
-    _Alignas(64) float weights[MOST_QUERIES][ATTENTION_BLOCK], opened[OPENED];
-    struct query_group groups[MOST_QUERIES];
-    const struct query_group *end = groups + groups_of(start, count, queries, groups);
-    size_t length = cache->head_length, least = ATTENTION_BLOCK, most = 0;
-    if (end == groups)
+    _Alignas(64) float weights[MOST_QUERIES][ATTENTION_BLOCK], floats[OPENED];
+    struct block_queries block = {.cache = cache, .queries = queries, .start = start, .least = ATTENTION_BLOCK};
+    block.end = block.groups + groups_of(start, count, queries, block.groups);
+    if (block.end == block.groups)
         return;
-    for (const struct query_group *group = groups; group < end; group++) {
-        least = group->least < least ? group->least : least;
-        most = group->most > most ? group->most : most;
+    for (const struct query_group *group = block.groups; group < block.end; group++) {
+        block.least = group->least < block.least ? group->least : block.least;
+        block.most = group->most > block.most ? group->most : block.most;
     }
-    for (size_t p = least / LANES * LANES, tiles; p < most; p += tiles * LANES) {
-        tiles = most - p > LANES ? TILES_TOGETHER : 1;
-        for (size_t d = 0, elements; d < length; d += elements) {
-            elements = length - d < KEY_ELEMENTS ? length - d : KEY_ELEMENTS;
-            open_keys(cache, queries, start + p, tiles, d, elements, opened);
-            const struct soon soon = soon_of(cache, queries, start + p), *asking = &soon;
-            for (const struct query_group *group = groups; group < end; group++)
-                if (group->least < p + tiles * LANES && p < group->most) {
-                    score_group(tiles, opened, d, elements, group->count, queries + group->first,
-                                d + elements == length ? scale : 1.0f, asking, weights[group->first] + p);
-                    asking = 0; /* once is enough */
-                }
-        }
-    }
-    for (const struct query_group *group = groups; group < end; group++)
+    score_block(&block, scale, weights, floats);
+    for (const struct query_group *group = block.groups; group < block.end; group++)
         for (size_t i = 0, q = group->first; i < (size_t)group->count; i++, q++) {
-            struct standing block;
+            struct standing own;
             size_t from = group->from[i] / LANES * LANES, to = (group->to[i] + LANES - 1) / LANES * LANES;
             if (cap != 0.0f)
                 cap_values(weights[q] + from, to - from, cap);
-            soften(weights[q], group->from[i], group->to[i], &block.largest, &block.total);
-            meet(&standing[q], block, queries[q].first >= start);
+            soften(weights[q], group->from[i], group->to[i], &own.largest, &own.total);
+            meet(&standing[q], own, queries[q].first >= start);
         }
-    for (size_t d = 0, wide; d < length; d += wide * LANES) {
-        wide = length - d > LANES ? 2 : 1;
-        open_values(cache, queries, start + least, start + most, wide, d, opened + least * wide * LANES);
-        for (const struct query_group *group = groups; group < end; group++)
-            mix_group(wide, opened, weights[group->first], group, queries + group->first, d, start,
-                      standing + group->first);
-    }
+    mix_block(&block, weights, standing, floats);
 }
 
 /* Takes the sink for a last block, whose sum of values is 0, and divides. */
