@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from edgespec import __version__
-from edgespec.cli.parser import SETTINGS, Place, Program, nearest
+from edgespec.cli.parser import SETTINGS, Place, Program, nearest, value_sentence
 from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
 from edgespec.cli.terminal.output import NARROWEST, State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
@@ -211,6 +211,8 @@ _CALLED_HERE = {
 def _usage_error(error: Any, arguments: Sequence[str]) -> InvalidRequestError:
     """The parser's ``error`` in our words, with the option or command that was meant as its hint."""
     context, wrong = error.ctx, getattr(error, "option_name", None)
+    if (told := value_sentence(error)) is not None:
+        return InvalidRequestError(told, hint=f"see `{context.command_path} --help`")
     meant = None if wrong is None else nearest(wrong, context)
     if meant is not None:
         return InvalidRequestError(_sentence(error.message), hint=f"did you mean {meant}?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -52,6 +53,14 @@ _CALLED_ELSEWHERE: Mapping[str, str] = {
     "--sys": "--system",
 }
 
+# What a value must be, by the kind of error of the library that reads it.
+_WANTED: Mapping[str, str] = {
+    "int": "a whole number, not {input!r:.40}",
+    "float": "a number, not {input!r:.40}",
+    "greater_than_equal": "at least {ge}, not {input:.40}",
+    "less_than_equal": "at most {le}, not {input:.40}",
+}
+
 # What typer adds to a name or a help text: a type, a range, "required".
 _TYPE = re.compile(r" <[^>]*>")
 _RANGE = re.compile(r"(; )?[\w.]*(<=|<)?x(>=|<=|>|<)[\w.]+|(; )?required")
@@ -63,7 +72,8 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments with old spellings replaced."""
         own = {name for param in self.params for name in param.opts}
-        return super().parse_args(ctx, list(modern(args, own)))
+        with _named(ctx):
+            return super().parse_args(ctx, list(modern(args, own)))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The words of the usage line; what is not in brackets is needed."""
@@ -76,6 +86,11 @@ class Command(TyperCommand):
 
 class Group(TyperGroup):
     """A command with commands below it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; errors name this command."""
+        with _named(ctx):
+            return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Print options in groups, and the commands."""
@@ -102,7 +117,7 @@ class Place:
         return typer.main.get_command(single)
 
 
-class Program(TyperGroup):
+class Program(Group):
     """The program: its commands are listed in groups from ``places``, and the one that runs is imported."""
 
     places: ClassVar[Mapping[str, Place]]
@@ -141,6 +156,32 @@ class Program(TyperGroup):
         shown = [max(param.opts, key=len) for param in options]
         line = f"Options: {' '.join(shown)}"
         formatter.write(f"\n{textwrap.fill(line, formatter.width, break_on_hyphens=False)}\n")
+
+
+@contextmanager
+def _named(ctx: Any) -> Iterator[None]:
+    """The option parser's errors in here name the command: it leaves that out where a value is missing."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "ctx", ctx) is None:
+            vars(error)["ctx"] = ctx
+        raise
+
+
+def value_sentence(error: Any) -> str | None:
+    """What is wrong with the value of an option, in one sentence; None if ``error`` is about something else."""
+    if type(error).__name__ == "BadOptionUsage":
+        return f"{error.option_name} {'needs a' if 'requires' in error.message else 'takes no'} value"
+    found = getattr(error.__cause__, "errors", None)  # of the library that reads numbers
+    if found is None:
+        return None
+    first = found()[0]
+    for kind, words in _WANTED.items():
+        if first["type"].startswith(kind):
+            name = max(error.param.opts, key=len)
+            return f"{name} must be {words.format(input=first['input'], **first.get('ctx', {}))}"
+    return None
 
 
 def nearest(name: str, ctx: Any) -> str | None:

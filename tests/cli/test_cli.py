@@ -7,11 +7,15 @@ import os
 import re
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from edgespec import __version__
+from edgespec.cli.app import app
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import PLAN, check_generate, check_keys
@@ -350,8 +354,12 @@ def test_no_arguments_show_the_help(tmp_path: Path) -> None:
     [
         (("nonsense",), "nonsense"),
         (("generate",), "PROMPT"),
-        (("generate", "hi", "--max-tokens", "0"), "--max-tokens"),
-        (("generate", "hi", "--max-tokens", "many"), "--max-tokens"),
+        (("generate", "hi", "--max-tokens", "0"), "--max-tokens must be at least 1, not 0"),
+        (("generate", "hi", "--max-tokens", "many"), "--max-tokens must be a whole number, not 'many'"),
+        (("generate", "hi", "--temperature", "hot"), "--temperature must be a number, not 'hot'"),
+        (("serve", "--port", "65536"), "--port must be at most 65535, not 65536"),
+        (("generate", "hi", "--json=3"), "--json takes no value"),
+        (("--version=3",), "--version takes no value"),
         (("generate", "hi", "--no-such-option"), "--no-such-option"),
         (("generate", "hi", "--temperature", "-1"), "temperature"),
         (("generate", "hi", "--top-p", "0"), "top_p"),
@@ -376,6 +384,31 @@ def test_usage_errors_are_one_sentence_with_exit_code_2(
     assert found["error"].keys() == {"type", "message", "hint"}
     assert found["error"]["type"] in ("InvalidRequestError", "ProfileError")
     assert found["error"]["message"] in result.err
+
+
+def commands_below(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command of the program, as it is typed, with its parameters."""
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        own = command.places[name].load() if hasattr(command, "places") else below
+        yield from commands_below(own, (*path, name))
+
+
+def test_an_option_without_its_value_is_a_usage_error_in_every_command(here: InProcess) -> None:
+    named = [
+        (path, option)
+        for path, command in commands_below(typer.main.get_command(app))
+        for param in command.params
+        if param.param_type_name == "option" and not param.is_flag
+        for option in param.opts
+    ]
+    assert {"--max-tokens", "-m", "--seed", "--port", "--draft", "--suite"} <= {option for _, option in named}
+    for path, option in named:
+        result = here(*path, option)
+        result.failed_well(f"edgespec: {option} needs a value", code=2)
+        assert result.hint == f"see `{' '.join(('edgespec', *path))} --help`"
+    assert here("generate", "--json", "hi", "-m").json["error"]["message"] == "-m needs a value"
+    assert not here.home.exists()
 
 
 @pytest.mark.slow
