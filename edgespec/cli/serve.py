@@ -145,9 +145,10 @@ def serve(
     addresses = " and ".join(f"{url}/v1" for url in urls(sockets))
 
     def listening() -> None:
+        page = page_address(urls(sockets)[0])
         note(f"serving {_listed(service)} on {addresses}")
+        note(f"in a browser: {page}")
         if open_page:  # on a thread: a browser takes seconds to start
-            page = page_address(urls(sockets)[0])
             threading.Thread(target=_open, args=(page, log), name="edgespec-open", daemon=True).start()
 
     try:

@@ -38,6 +38,8 @@ def _not_found(path: str, paths: Collection[str]) -> ApiError:
     plain = "/" + "/".join(filter(None, path.split("/")))
     near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), None)
     advice = "see /openapi.json" if near is None else f"use {near}"
+    if plain == "/v1":  # the address that clients are given
+        advice = "the models are at /v1/models, the page for browsers at /"
     return ApiError(f"{path[:64]!r} is not served here: {advice}", status=404, code="not_found")
 
 

@@ -79,6 +79,7 @@ def serving(
 def test_a_server_answers_logs_and_ends_with_its_running_answers(tiny: TinyModels, tmp_path: Path) -> None:
     arguments = (tiny.slow, "--draft", "none", "--context", "4096", "--depth", "0")
     with serving(tiny, tmp_path / "log", *arguments) as program:
+        assert f"\nin a browser: {program.url}/\n" in program.err
         reply = program.chat().json()
         assert reply["model"] == "slow"
         assert program.chat(model=str(tiny.slow)).status_code == 200

@@ -278,6 +278,8 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         failed(client.post(CHAT, content=b"{"), 400, "invalid_json")
         failed(client.get("/v1/models/gpt-17"), 404, "model_not_found")
         for path, advice in (
+            ("/v1", "'/v1' is not served here: the models are at /v1/models, the page for browsers at /"),
+            ("/v1/", "'/v1/' is not served here: the models are at /v1/models, the page for browsers at /"),
             ("/v1/embeddings", "'/v1/embeddings' is not served here: see /openapi.json"),
             ("/chat/completions", "'/chat/completions' is not served here: use /v1/chat/completions"),
             ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: use /v1/chat/completions"),
