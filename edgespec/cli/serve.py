@@ -261,8 +261,11 @@ def log_line(line: RequestLine, now: str) -> str:
         proposed, accepted = (sum(getattr(done.stats, name) for done in answers) for name in ("proposed", "accepted"))
         if proposed:
             parts.append(f"{accepted} of {proposed} guesses right")
-    elif line.reading is not None:  # it ended before its answer
-        parts.append(f"{line.reading.tokens} of {line.reading.of} prompt tokens read")
+    else:  # it ended before its answer
+        if line.reading is not None:
+            parts.append(f"{line.reading.tokens} of {line.reading.of} prompt tokens read")
+        if line.begun:
+            parts.append(f"{line.begun} tokens")
     if line.kept_in_part:
         parts.append("the schema is kept in part")
     if line.error is not None:

@@ -10,13 +10,14 @@ from collections.abc import Hashable
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from edgespec.engine.events import Done, Reading
-from edgespec.errors import EdgespecError
+from edgespec.engine.events import Done, Reading, Text
+from edgespec.errors import ClosedError, EdgespecError
 from edgespec.server.answers import Reader, decode
 from edgespec.server.errors import ApiError, GoneError, api_error
 from edgespec.server.faces.face import Face, Head, WithoutAnswer
 from edgespec.server.forms import Asked
 from edgespec.server.keeper import LoadedEngine
+from edgespec.server.queue import shutting_down
 from edgespec.server.replies import fingerprint
 from edgespec.server.schema import Request
 from edgespec.server.service import LONGEST_REQUEST_S, Left, Read, Scope, Service, client_address
@@ -70,9 +71,14 @@ class Answering(Response):
         service, began, client = self._service, time.perf_counter(), _client(scope, self._owner)
         tell = service.reading(f"{client_address(scope)} {scope['method']} {scope['path']}")
 
-        def heard(event: Reading) -> None:
-            scope["edgespec.reading"] = event
-            tell(event)
+        def heard(event: Reading | Text) -> None:
+            if isinstance(event, Reading):
+                scope["edgespec.reading"] = event
+                tell(event)
+                return
+            if (read := scope.get("edgespec.reading")) is not None:
+                scope["edgespec.reading"] = Reading(read.of, read.of)
+            scope["edgespec.begun"] = scope.get("edgespec.begun", 0) + len(event.tokens)
 
         try:
             async with (
@@ -94,6 +100,10 @@ class Answering(Response):
                 if self._request.keep_alive_s is not None:
                     service.keeper.keep(self._request.keep_alive_s, self._owner)
                 return await decode(self._request, self._owner, loaded, reader, self._budget, turn, heard)
+        except ClosedError:
+            if service.queue.draining:
+                raise shutting_down() from None
+            raise
         except TimeoutError:
             message = f"the answer took longer than {LONGEST_REQUEST_S:.0f} s"
             raise ApiError(message, status=504, code="timeout") from None

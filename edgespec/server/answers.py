@@ -154,11 +154,11 @@ async def decode(
     reader: Reader,
     budget: RequestBudget,
     turn: KeyTurn,
-    heard: Callable[[Reading], None] = lambda _event: None,
+    heard: Callable[[Reading | Text], None] = lambda _event: None,
 ) -> list[Done]:
     """Decode all answers to ``request`` and tell ``reader``. Raises EdgespecError, and what ``reader`` raises.
 
-    ``turn`` ends it if a newer request replaces it. ``heard`` gets how much of the prompt is read.
+    ``turn`` ends it if a newer request replaces it. ``heard`` gets how much of the prompt is read, then the text.
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
@@ -371,7 +371,7 @@ async def _one(
     sampling: Sampling,
     index: int,
     reader: Reader,
-    heard: Callable[[Reading], None],
+    heard: Callable[[Reading | Text], None],
 ) -> Done:
     generation, scores = await held.begin(request, sampling)
     await reader.begin(index, generation.prompt_tokens)
@@ -379,7 +379,7 @@ async def _one(
     held.turn.end_answer = held.end_answer
     held.turn.check()
     async for event in generation:
-        if isinstance(event, Reading):
+        if isinstance(event, Reading | Text):
             heard(event)
         part = parts.of(event)
         if request.suffix is not None and part.content:

@@ -121,6 +121,7 @@ class Guard:
                 error=error,
                 kept_in_part=scope.get("edgespec.in_part", False),
                 reading=scope.get("edgespec.reading"),
+                begun=scope.get("edgespec.begun", 0),
             )
         )
 

@@ -76,7 +76,7 @@ class RequestQueue:
         ``size``: bytes of the request's body. ``owner``: whose it is, where several may ask.
         """
         if self.draining:
-            raise _ending()
+            raise shutting_down()
         asker = _Asker(size, owner, asyncio.timeout(self._longest_wait_s))
         if self._slots.locked():
             if self._full_for(asker):
@@ -85,7 +85,7 @@ class RequestQueue:
         await self._slot_for(asker)
         if self.draining:
             self._slots.release()
-            raise _ending()
+            raise shutting_down()
         loop = asyncio.get_running_loop()
         started = loop.time()
         self._running.add(asker)
@@ -111,7 +111,7 @@ class RequestQueue:
             async with asker.limit:
                 await self._slots.acquire()
         except TimeoutError:
-            raise _ending() if self.draining else self._later("no slot became free in time") from None
+            raise shutting_down() if self.draining else self._later("no slot became free in time") from None
         finally:
             self._waiting.remove(asker)
 
@@ -151,5 +151,6 @@ class RequestQueue:
         return max(1, min(_LONGEST_RETRY_S, math.ceil(expected)))
 
 
-def _ending() -> ApiError:
+def shutting_down() -> ApiError:
+    """The error of every request that the server's end leaves without an answer."""
     return ApiError("the server is shutting down", status=503, code="shutting_down")

@@ -55,8 +55,8 @@ class Read(Generic[T]):
 class RequestLine:
     """One request as a log shows it: nothing of its content. ``status`` 0: the client left before an answer.
 
-    ``kept_in_part``: not all of its schema's keywords. ``reading`` is how much of its prompt was read at the last
-    part's beginning; None if all of it was in the cache.
+    ``kept_in_part``: not all of its schema's keywords. ``reading`` is how much of its prompt was read, before the
+    first token as of the last part's beginning; None if all of it was in the cache. ``begun``: tokens of answers.
     """
 
     client: str
@@ -68,6 +68,7 @@ class RequestLine:
     error: str | None = None
     kept_in_part: bool = False
     reading: Reading | None = None
+    begun: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

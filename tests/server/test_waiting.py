@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from edgespec.cli.serve import log_line
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Reading
 from edgespec.engine.session import Session
@@ -226,7 +227,7 @@ def test_a_log_hears_how_much_of_a_prompt_is_read(tiny: TinyModels) -> None:
         server.wait_until(lambda: bool(server.lines))
     told = heard[f"127.0.0.1 POST {CHAT}"]
     assert [event.tokens for event in told] == list(range(0, told[0].of, 256))
-    assert server.lines[-1].reading == told[-1]
+    assert server.lines[-1].reading == Reading(told[0].of, told[0].of), "all of it, once there is text"
 
 
 def test_a_full_queue_answers_429_with_retry_after(tiny: TinyModels) -> None:
@@ -253,6 +254,26 @@ def test_an_answer_that_the_server_ends_is_an_error(tiny: TinyModels) -> None:
         failed(answer.result(WAIT_S), 503, "unavailable")
         server.wait_until(lambda: server.service.keeper.state == "unloaded")
         assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
+
+
+def test_an_answer_that_a_second_stop_cuts_is_logged_with_what_was_read_and_sent(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        with server.client() as client:
+            asked = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8000, "stream": True}
+            with client.stream("POST", CHAT, json=asked) as reply:
+                lines = reply.iter_lines()
+                while "content" not in next(lines):
+                    pass
+                assert [server.server.stop(), server.server.stop()] == [True, False]
+                told = json.loads([line for line in lines if line][-1].removeprefix("data: "))["error"]
+        assert (told["message"], told["code"]) == ("the server is shutting down", "shutting_down")
+        server.wait_until(lambda: bool(server.lines))
+    (line,) = server.lines
+    assert line.reading is not None
+    assert line.reading.tokens == line.reading.of > 1
+    shown = f" · {line.reading.of} of {line.reading.of} prompt tokens read · {line.begun} tokens · the server is "
+    assert line.begun > 0
+    assert shown in log_line(line, "now")
 
 
 def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyModels) -> None:
