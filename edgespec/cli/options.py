@@ -268,13 +268,22 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
     from edgespec.engine.engine import Engine
 
     with state.progress(loading=calibrate) as progress:
-        return Engine.load(
+        engine = Engine.load(
             profile=profile,
             download=not state.offline,
             progress=progress,
             cancelled=state.interrupts.pending,
             calibrate=calibrate,
         )
+    note_context(engine)
+    return engine
+
+
+def note_context(engine: Engine) -> None:
+    """Say on stderr that the context is shorter than what the profile asks for."""
+    for reason in engine.plan.why:
+        if reason.code == "context_chosen" and engine.profile.context != "auto":
+            note(reason.text, dim=True)
 
 
 def check_thinking(engine: Engine, *, think: bool) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgespec.cli.options import AnswerFlags, expanded, state_of
+from edgespec.cli.options import AnswerFlags, expanded, note_context, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
@@ -197,6 +197,7 @@ def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limi
             profile=profile, limits=limits, download=download, progress=progress, cancelled=stopped.is_set
         )
     note(f"{engine.plan.target.model} is loaded", dim=True)
+    note_context(engine)
     return engine
 
 

@@ -43,6 +43,7 @@ def least_context(asked: int | None, trained: int) -> ContextLength:
     if not 0 < trained < tokens:
         return ContextLength(tokens=tokens)
     why = f"the context holds {trained} tokens, all that the model was trained for"
+    why += "" if asked is None else f": {asked} were asked for"
     return ContextLength(tokens=trained, why=Reason("context_chosen", why))
 
 

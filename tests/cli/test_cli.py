@@ -7,19 +7,15 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from edgespec import __version__
-from edgespec.cli.app import app
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import PLAN, check_generate, check_keys
-from tests.support.tiny_models import TinyModels, put_into_store
+from tests.support.tiny_models import TinyModels, context_of, put_into_store
 
 # ------------------------------------------------------------------------------------------------- generate
 
@@ -320,6 +316,16 @@ def test_generate_takes_the_model_before_the_prompt_and_the_prompt_from_a_pipe(
     assert succeeded(here(*asked, "--plain")).json["plan"]["mode"] == "plain"
 
 
+def test_a_context_that_the_model_does_not_have_is_said(tiny: TinyModels, here: InProcess) -> None:
+    most = context_of(tiny.target)
+    told = f"the context holds {most} tokens, all that the model was trained for: 99999 were asked for"
+    options = (tiny.target, "--draft", "none", "--plain", "--json", "--context")
+    for asked in ("99999", str(most)):
+        result = succeeded(here("generate", options[0], "hello", "--max-tokens", "2", *options[1:], asked))
+        assert (told in result.err) == (asked == "99999")
+        assert result.json["plan"]["context_length"] == most
+
+
 def test_old_commands_and_other_spellings_are_understood(here: InProcess) -> None:
     assert succeeded(here("version")).out == succeeded(here("--version")).out
     assert succeeded(here("history", "--json")).out == succeeded(here("memory", "--json")).out
@@ -383,32 +389,6 @@ def test_usage_errors_are_one_sentence_with_exit_code_2(
     assert found["error"].keys() == {"type", "message", "hint"}
     assert found["error"]["type"] in ("InvalidRequestError", "ProfileError")
     assert found["error"]["message"] in result.err
-
-
-def commands_below(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each command of the program, as it is typed, with its parameters."""
-    yield path, command
-    for name, below in getattr(command, "commands", {}).items():
-        own = command.places[name].load() if hasattr(command, "places") else below
-        yield from commands_below(own, (*path, name))
-
-
-def test_an_option_without_its_value_is_a_usage_error_in_every_command(here: InProcess) -> None:
-    named = [
-        (path, option)
-        for path, command in commands_below(typer.main.get_command(app))
-        for param in command.params
-        if param.param_type_name == "option" and not param.is_flag
-        for option in param.opts
-    ]
-    assert {"--max-tokens", "-m", "--seed", "--port", "--draft", "--suite"} <= {option for _, option in named}
-    for path, option in named:
-        result = here(*path, option)
-        result.failed_well(f"edgespec: {option} needs a value", code=2)
-        assert result.hint == f"see `{' '.join(('edgespec', *path))} --help`"
-    here("serve", "--port", "65536").failed_well("--port must be at most 65535, not 65536", code=2)
-    assert here("generate", "--json", "hi", "-m").json["error"]["message"] == "-m needs a value"
-    assert not here.home.exists()
 
 
 @pytest.mark.slow

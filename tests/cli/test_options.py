@@ -16,6 +16,7 @@ from edgespec.cli.options import ModelFlags, SamplingFlags, SeededFlags, expande
 from edgespec.cli.parser import Command, modern
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError, ProfileError
+from tests.support.command_line import InProcess
 
 NAMES = ("model", "target", "draft", "context", "profile", "threads", "settings")
 
@@ -39,6 +40,24 @@ def all_commands() -> dict[str, Any]:
 def shown_options(command: Any) -> list[Any]:
     params = command.get_params(typer.Context(command))
     return [each for each in params if each.param_type_name == "option" and not each.hidden and each.name != "help"]
+
+
+def test_an_option_without_its_value_is_a_usage_error_in_every_command(here: InProcess) -> None:
+    named = [
+        (words, option)
+        for words, command in all_commands().items()
+        for param in command.params
+        if param.param_type_name == "option" and not param.is_flag
+        for option in param.opts
+    ]
+    assert {"--max-tokens", "-m", "--seed", "--port", "--draft", "--suite"} <= {option for _, option in named}
+    for words, option in named:
+        result = here(*words.split(), option)
+        result.failed_well(f"edgespec: {option} needs a value", code=2)
+        assert result.hint == f"see `edgespec {words} --help`"
+    here("serve", "--port", "65536").failed_well("--port must be at most 65535, not 65536", code=2)
+    assert here("generate", "--json", "hi", "-m").json["error"]["message"] == "-m needs a value"
+    assert not here.home.exists()
 
 
 def test_the_program_has_few_options_and_a_command_begins_with_few() -> None:

@@ -119,7 +119,9 @@ def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyM
             wait_until(lambda: "finishing the running answers" in program.err)
             program.process.send_signal(signal.SIGINT)
             assert program.process.wait(WAIT_S) == 130
-        cut = r"completions 200 [\d.]+ s · (\d+) of \1 prompt tokens read · \d+ tokens · the server is shutting down\n"
+        cut = (
+            r"completions 200 [\d.]+ s · (\d+) of \1 prompt tokens read · \d+ tokens · the server is shutting down\n"
+        )
         assert re.search(cut, program.err)
 
 

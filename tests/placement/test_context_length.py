@@ -12,6 +12,7 @@ import pytest
 from edgespec.engine.pair.load import Limits
 from edgespec.files.home import Home
 from edgespec.interfaces.model import HOST
+from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements, _placement
 from edgespec.placement.context_length import (
     LEAST_TOKENS,
@@ -126,7 +127,8 @@ def test_a_number_is_obeyed_up_to_what_the_model_was_trained_for() -> None:
     assert least_context(300, 2048).tokens == 300
     assert least_context(300, 2048).why is None
     assert least_context(3000, 2048).tokens == 2048
-    assert least_context(3000, 2048).why is not None
+    told = "the context holds 2048 tokens, all that the model was trained for: 3000 were asked for"
+    assert least_context(3000, 2048).why == Reason("context_chosen", told)
     assert least_context(3000, 0).tokens == 3000
     assert least_context(None, 0).tokens == least_context(None, 100_000).tokens == LEAST_TOKENS
     assert least_context(None, 512).tokens == 512
