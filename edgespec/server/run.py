@@ -19,6 +19,8 @@ from edgespec.server.service import Service
 
 # Time for running answers to end after the first signal; systemd kills after 90 s.
 DRAIN_S = 60
+# An error is sent in milliseconds; a client that takes nothing delays the end by this.
+LAST_WORDS_S = 1.0
 # Browsers and clients keep connections for about a minute.
 KEEP_CONNECTION_S = 75
 _BACKLOG = 1024
@@ -159,6 +161,8 @@ class Server(uvicorn.Server):
         finally:
             for each in self._service.models:
                 await each.keeper.close()
+            if self.server_state.tasks:  # the answers that this has ended tell their clients why
+                await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS_S)
 
     def _check_first_load(self) -> None:
         error = self._service.keeper.error
