@@ -23,8 +23,8 @@ app = typer.Typer(
     cls=Group,
     help="List the answers and beginnings that are kept of conversations, remove them, or learn texts.\n\n"
     "`edgespec chat` keeps the answers of models, the last conversation, and the lines that you typed, in files that "
-    "only you can read. `history = false` in a profile switches the first two off. `edgespec serve` keeps what the "
-    "model has read of beginnings that two conversations shared; `prefixes = false` switches this off.",
+    "only you can read. `history = false` in a profile switches this off. `edgespec serve` keeps what the model has "
+    "read of beginnings that two conversations shared; `prefixes = false` switches that off.",
     invoke_without_command=True,
     **SETTINGS,
 )
@@ -77,7 +77,7 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
             }
         )
         return
-    print(f"history of answers: {'on' if on else 'off'} in `edgespec chat`")
+    print(f"history: {'on' if on else 'off'} in `edgespec chat`")
     print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
     if (last_bytes := _bytes_of(user_home.conversation)) is not None:
         print(f"the last conversation, {readable_bytes(last_bytes)}, {user_home.conversation}")
@@ -264,8 +264,8 @@ def for_chat(profile: Profile) -> Profile:
             user_home.create(user_home.answers)
             user_home.create(user_home.conversations)
             note(
-                "edgespec keeps answers of this chat on this machine, to guess later ones faster, and the last "
-                "conversation for `edgespec chat --continue`: `edgespec memory` says where and how to switch this "
-                "off, `edgespec memory clear` removes them"
+                "edgespec keeps answers of this chat on this machine, to guess later ones faster, the last "
+                "conversation for `edgespec chat --continue`, and the lines that you type: `edgespec memory` says "
+                "where and how to switch this off, `edgespec memory clear` removes them"
             )
     return replace(profile, history=True)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from edgespec.cli.chat import chat
+from edgespec.cli.chat.prompts import LinePrompts
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.engine.engine import Engine
 from edgespec.engine.prefixes.beginnings import LEAST_TOKENS, as_tokens
 from edgespec.engine.prefixes.stored import model_of, stored_prefixes, write_prefix
@@ -60,14 +65,24 @@ def test_the_chat_keeps_answers_says_so_once_and_history_removes_them(tiny: Tiny
     assert json.loads(here("history", "--json").out)["history"]["answers"] == 0
 
 
-def test_switched_off_the_chat_keeps_and_says_nothing(tiny: TinyModels, here: InProcess) -> None:
+def test_switched_off_the_chat_keeps_and_says_nothing(
+    tiny: TinyModels, here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = list[bool]()
+
+    def prompts(interrupts: Interrupts, *, keeps: bool) -> LinePrompts:
+        kept.append(keeps)
+        return LinePrompts(interrupts)
+
+    monkeypatch.setattr(chat, "_prompts", prompts)
     here.home.mkdir()
     (here.home / "config.toml").write_text("[profile]\nhistory = false\n")
     result = here("chat", "--target", tiny.target, "--draft", "none", "--max-tokens", "4", stdin="Hello\n")
     assert result.code == 0
     assert "keeps answers" not in result.err
+    assert kept == [False], "typed lines are not kept"
     assert not Home(here.home).answers.exists()
-    assert here("history").out.startswith("history of answers: off")
+    assert here("history").out.startswith("history: off")
     assert json.loads(here("history", "--json").out)["history"]["on"] is False
 
 

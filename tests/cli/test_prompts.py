@@ -194,3 +194,11 @@ def test_a_home_that_cannot_be_written_loses_no_prompt_of_this_chat(tmp_path: Pa
     history = PromptHistory(Home(tmp_path / "home"))
     history.add("hello")
     assert history.prompts == ["hello"]
+
+
+def test_prompts_that_are_not_kept_are_this_chats_alone(tmp_path: Path) -> None:
+    PromptHistory(Home(tmp_path)).add("kept")
+    history = PromptHistory(Home(tmp_path), keeps=False)
+    history.add("not kept")
+    assert history.prompts == ["not kept"]
+    assert PromptHistory(Home(tmp_path)).prompts == ["kept"]

@@ -63,7 +63,7 @@ def run_chat(
             other = replace(other, draft="auto")
         return open_engine(for_chat(other), state)
 
-    interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts)
+    interactive, prompts = sys.stdin.isatty(), _prompts(state.interrupts, keeps=chosen.history is True)
     with (
         open_with_offer(chosen, state, as_json=json, prompts=prompts) as engine,
         prompts.held(),
@@ -91,8 +91,11 @@ def run_chat(
         going.run(prompts, greeting, interactive)
 
 
-def _prompts(interrupts: Interrupts) -> Prompts:
-    """The reader of prompts that fits stdin: with an editor on a capable terminal, else line by line."""
+def _prompts(interrupts: Interrupts, *, keeps: bool) -> Prompts:
+    """The reader of prompts that fits stdin: with an editor on a capable terminal, else line by line.
+
+    ``keeps``: the lines that are typed in the editor are kept for later chats.
+    """
     if not sys.stdin.isatty():
         return LinePrompts(interrupts)
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
@@ -100,7 +103,7 @@ def _prompts(interrupts: Interrupts) -> Prompts:
     from edgespec.cli.chat.editing import EditedPrompts
     from edgespec.cli.chat.prompt_history import PromptHistory
 
-    return EditedPrompts(interrupts, PromptHistory(home()), suggest)
+    return EditedPrompts(interrupts, PromptHistory(home(), keeps=keeps), suggest)
 
 
 class _Chat:

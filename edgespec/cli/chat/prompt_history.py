@@ -27,17 +27,22 @@ _LOCK_WAIT_S = 2.0
 
 
 class PromptHistory:
-    """The prompts, oldest first. Each is written as soon as it is entered, so that a crash loses none."""
+    """The prompts, oldest first. Each is written as soon as it is entered, so that a crash loses none.
 
-    def __init__(self, user_home: Home) -> None:
-        self._user_home = user_home
-        self.prompts = self._read()
+    Without ``keeps`` those of this chat are not written, and the file is not read.
+    """
+
+    def __init__(self, user_home: Home, *, keeps: bool = True) -> None:
+        self._user_home, self._keeps = user_home, keeps
+        self.prompts = self._read() if keeps else []
 
     def add(self, prompt: str) -> None:
-        """Add a prompt, and write it to the file if the home is writable."""
+        """Add a prompt, and write it to the file if it is kept and the home is writable."""
         if not prompt.strip() or prompt == (self.prompts[-1] if self.prompts else None):
             return
         self.prompts.append(prompt)
+        if not self._keeps:
+            return
         with contextlib.suppress(OSError, EdgespecError), self._alone():
             number = os.open(self._user_home.history, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(number, "w", encoding="utf-8", errors="replace", newline="\n") as file:
