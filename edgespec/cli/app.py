@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import sys
 import traceback
@@ -191,15 +192,15 @@ def _stdout_closed(why: str = "the output was closed before everything was writt
     return EXIT_FAILED
 
 
-# Command names of similar programs, and what does the same here.
+# Command names of similar programs, and what does the same here; {} is the model that was named.
 _CALLED_HERE = {
-    "run": "use `edgespec chat MODEL`",
-    "start": "use `edgespec serve MODEL`",
+    "run": "use `edgespec chat {}`",
+    "start": "use `edgespec serve {}`",
     "list": "use `edgespec models`",
     "ls": "use `edgespec models`",
-    "show": "use `edgespec models`, or `edgespec plan MODEL` for one",
-    "rm": "use `edgespec models rm MODEL`",
-    "download": "use `edgespec pull MODEL`",
+    "show": "use `edgespec models`, or `edgespec plan {}` for one",
+    "rm": "use `edgespec models rm {}`",
+    "download": "use `edgespec pull {}`",
     "ps": "no model stays loaded when a command ends; `edgespec models` lists those on the disk",
     "stop": "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`",
     "create": "use a profile, which names a model and its settings (`edgespec profiles`), or `edgespec export MODEL`",
@@ -216,8 +217,9 @@ def _usage_error(error: Any, arguments: Sequence[str]) -> InvalidRequestError:
     meant = None if wrong is None else nearest(wrong, context)
     if meant is not None:
         return InvalidRequestError(_sentence(error.message), hint=f"did you mean {meant}?")
-    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    command, model, *_ = [*(argument for argument in arguments if not argument.startswith("-")), "", "MODEL"]
     own = None if context.parent else _CALLED_HERE.get(command)
+    own = own and own.replace("{}", shlex.quote(model or "MODEL"))
     if "show" in getattr(context.command, "commands", ()):
         own = f"use `{context.command_path} show NAME`"
     if own:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -65,26 +65,35 @@ def catalogue() -> Mapping[str, ModelSpec]:
     return MappingProxyType(parse_catalogue(*texts))
 
 
-def lookup(name: str, *, to_fetch: bool = False, others: Mapping[str, str] | None = None) -> ModelSpec:
+def lookup(
+    name: str, *, to_fetch: bool = False, others: Mapping[str, str] | None = None, here: Sequence[str] = ()
+) -> ModelSpec:
     """The entry called ``name``. Raises ModelNotFoundError, whose hint has the nearest names.
 
     ``to_fetch``: the caller wants something to download, so the hint offers no local paths.
-    ``others`` are MODEL arguments of models outside the catalogue, by the names that users may try.
+    ``others`` are MODEL arguments of models outside the catalogue, by the names that users may try. ``here`` are
+    those of another program's models on this machine, PROGRAM:NAME.
     """
     known = catalogue()
     if name in known:
         return known[name]
     names = [each for each, spec in known.items() if spec.kind == "model"]
     tried = name.lower()
-    near = [each for each in names if each.startswith(tried)][:_MOST_OTHERS]
+    near = [each for each in (*names, *here) if _named(each).startswith(tried)][:_MOST_OTHERS]
     elsewhere = sorted((each for each in others or {} if each.startswith(tried)), key=len)
     near = near or [(others or {})[each] for each in elsewhere[:_MOST_OTHERS]]
-    near = near or difflib.get_close_matches(tried, names, n=3, cutoff=0.5)
+    close = {_named(each): each for each in (*here, *names)}
+    near = near or [close[each] for each in difflib.get_close_matches(tried, list(close), n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(names)}."
     raise ModelNotFoundError(
         f"no model is called {name!r} in the catalogue",
-        hint=f"{hint} {'' if to_fetch else 'A path to a .gguf file or '}hf:ORG/REPO works too.",
+        hint=f"{hint} {'' if to_fetch else 'A path to a .gguf file, ollama:NAME or '}hf:ORG/REPO works too.",
     )
+
+
+def _named(argument: str) -> str:
+    """What a user may call the model of a MODEL argument, in small letters."""
+    return argument.removeprefix("ollama:").lower()
 
 
 def parse_catalogue(text: str, mirrors: str) -> dict[str, ModelSpec]:

@@ -14,7 +14,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
 from edgespec.store.found import ModelFolders
-from edgespec.store.ollama import OLLAMA_PREFIX, find_ollama, kept_settings
+from edgespec.store.ollama import OLLAMA_PREFIX, find_ollama, kept_settings, ollama_models
 from edgespec.store.prepared import prepared_folder, use_prepared
 from edgespec.store.references import (
     CatalogueName,
@@ -141,5 +141,6 @@ def _name_in_ollama(text: str) -> str | None:
 
 def _spec(reference: CatalogueName | HubReference) -> ModelSpec:
     if isinstance(reference, CatalogueName):
-        return lookup(reference.name, others=models_by_name())
+        own = [model.name for model in ollama_models(ModelFolders.of(os.environ, Path.home()).ollama, {})]
+        return lookup(reference.name, others=models_by_name(), here=own)
     return spec_of_hub_reference(reference)

@@ -143,6 +143,7 @@ Reference: TypeAlias = CatalogueName | LocalPath | HubReference
 def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
     """Parse a MODEL argument. A name in ``known`` wins over a file of that name; ``./name`` always means the file.
 
+    A name in ``known`` may have Ollama's tag for its choice, ``:latest``.
     ORG/REPO is the hub's unless the folder ORG exists here. Addresses of the hub's pages are understood.
     Raises InvalidRequestError for an empty argument or a malformed reference to the hub.
     """
@@ -159,7 +160,9 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
     if _is_repository(text):
         return _parse_hub(f"hf:{text}")
     plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
-    if text in known or (plain and not Path(text).exists()):
+    if (name := text.removesuffix(":latest")) in known:
+        return CatalogueName(name)
+    if plain and not Path(text).exists():
         return CatalogueName(text)
     try:
         return LocalPath(Path(text).expanduser())

@@ -413,13 +413,13 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "here"),
     [
-        ("run", "use `edgespec chat MODEL`"),
-        ("start", "use `edgespec serve MODEL`"),
+        ("run", "use `edgespec chat smollm2-135m`"),
+        ("start", "use `edgespec serve smollm2-135m`"),
         ("list", "use `edgespec models`"),
         ("ls", "use `edgespec models`"),
-        ("show", "use `edgespec models`, or `edgespec plan MODEL` for one"),
-        ("rm", "use `edgespec models rm MODEL`"),
-        ("download", "use `edgespec pull MODEL`"),
+        ("show", "use `edgespec models`, or `edgespec plan smollm2-135m` for one"),
+        ("rm", "use `edgespec models rm smollm2-135m`"),
+        ("download", "use `edgespec pull smollm2-135m`"),
         ("ps", "no model stays loaded when a command ends; `edgespec models` lists those on the disk"),
         ("stop", "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`"),
         ("create", "use a profile, which names a model and its settings"),
@@ -432,6 +432,11 @@ def test_command_names_of_other_programs_hint_at_ours(tmp_path: Path, asked: str
     assert (result.code, result.out) == (2, "")
     assert f"no such command '{asked}'" in result.err
     assert result.hint.startswith(here)
+
+
+def test_a_command_name_of_another_program_alone_hints_at_ours(here: InProcess) -> None:
+    assert here("run").hint == "use `edgespec chat MODEL`"
+    assert here("run", "a model.gguf").hint == "use `edgespec chat 'a model.gguf'`"
 
 
 def test_a_profile_named_without_show_is_hinted_at(here: InProcess) -> None:

@@ -201,8 +201,15 @@ def test_a_short_name_is_ollamas_only_if_ollama_has_it_here(user: User, weights:
         for find in (locator.check, locator.locate):
             with pytest.raises(ModelNotFoundError):
                 find(name)
-    with pytest.raises(ModelNotFoundError, match="is not on this machine"):  # the catalogue's comes first
-        locator.locate("smollm2-135m")
+    for name, hint in (("llama3.2", "ollama:llama3.2:3b"), ("lama3.2:3b", "ollama:llama3.2:3b"), ("absent", "known")):
+        with pytest.raises(ModelNotFoundError) as unknown:
+            locator.check(name)
+        assert hint in str(unknown.value.hint)
+        assert "ollama:NAME or hf:ORG/REPO works too" in str(unknown.value.hint)
+    assert locator.locate("smollm2-135m:latest").name == "smollm2-135m:latest"
+    for name in ("smollm2-135m", "gemma3-270m:latest"):  # the catalogue's comes first
+        with pytest.raises(ModelNotFoundError, match=f"{name.removesuffix(':latest')} is not on this machine"):
+            locator.locate(name)
 
 
 @pytest.mark.usefixtures("_ollama")
