@@ -316,7 +316,7 @@ def test_generate_takes_the_model_before_the_prompt_and_the_prompt_from_a_pipe(
     assert succeeded(here(*asked, "--plain")).json["plan"]["mode"] == "plain"
 
 
-def test_a_context_that_the_model_does_not_have_is_said(tiny: TinyModels, here: InProcess) -> None:
+def test_a_context_that_the_model_does_not_have_is_named_on_stderr(tiny: TinyModels, here: InProcess) -> None:
     most = context_of(tiny.target)
     told = f"the context holds {most} tokens, all that the model was trained for: 99999 were asked for"
     options = (tiny.target, "--draft", "none", "--plain", "--json", "--context")
