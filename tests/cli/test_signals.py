@@ -114,6 +114,35 @@ def test_a_second_ctrl_c_is_not_forgiven_before_the_first_was_obeyed(
     assert interrupts.leaving
 
 
+def test_no_number_of_presses_that_stop_an_answer_leaves(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with interrupts.during(forgives=CTRL_C):
+        with interrupts.during(forgives=CTRL_C, counts=False):
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+                now += 3
+        assert (interrupts.pending(), interrupts.leaving) == (True, False)
+        signal.raise_signal(signal.SIGINT)  # the answer has just ended
+        assert not interrupts.leaving, "the first of two"
+        interrupts.obeyed()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.leaving
+
+
+def test_an_answer_that_does_not_stop_is_left(interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with interrupts.during(forgives=CTRL_C, counts=False):
+        for seconds in (0.0, 10.0, 0.1):
+            assert not interrupts.leaving
+            now += seconds
+            signal.raise_signal(signal.SIGINT)
+    assert interrupts.leaving
+
+
 def test_a_block_forgives_only_the_signals_that_it_names(interrupts: Interrupts) -> None:
     with interrupts.during(forgives=CTRL_C):
         signal.raise_signal(signal.SIGTERM)

@@ -166,9 +166,9 @@ class _Chat:
         self._keep()
         if asked is None or (isinstance(asked, str) and not asked.strip()):
             return asked is not None
-        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,)):
+        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,), counts=False):
             self._answer(asked)
-        self._keep()
+            self._keep()
         if self._interrupts.leaving:
             raise KeyboardInterrupt
         if interactive:

@@ -28,6 +28,10 @@ SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _SIGHUP) if
 
 _TWICE_WITHIN_S = 2.0
 
+# Work that a signal has not ended within this time hangs: the slowest answer measured took 0.16 s to end, next to a
+# busy program (docs/results/leaving.md).
+_HANGS_S = 10.0
+
 # Seconds between calls of ``stop`` until its block ends; too short for a person to notice.
 _RETRY_S = 0.05
 
@@ -41,6 +45,7 @@ class _Block:
 
     stop: Callable[[], object] | None = None
     forgives: Collection[int] = ()
+    counts: bool = True  # whether a signal may be the first or the second of two
     ended: threading.Event = field(default_factory=threading.Event)
     calling: threading.Lock = field(default_factory=threading.Lock)
 
@@ -57,7 +62,8 @@ class Interrupts:
         self.number: int | None = None
         self.leaving = False
         self._pending = False
-        self._last_at = float("-inf")
+        self._pending_at: float | None = None  # None if the pending signal counts
+        self._last_at = float("-inf")  # of a signal that counts
         self._block = _Block()
         self._reading = False
         self._restore_terminal: Callable[[], None] = lambda: None
@@ -92,13 +98,16 @@ class Interrupts:
             self._reading = False
 
     @contextmanager
-    def during(self, stop: Callable[[], object] | None = None, *, forgives: Collection[int] = ()) -> Iterator[None]:
+    def during(
+        self, stop: Callable[[], object] | None = None, *, forgives: Collection[int] = (), counts: bool = True
+    ) -> Iterator[None]:
         """Within the block, signals call ``stop`` on another thread, repeatedly until the block ends.
 
         ``stop`` may come too early for what it is to stop, so it is called again. The first of the signals that the
-        block ``forgives`` does not end the program. Raises KeyboardInterrupt for a signal that came before the block.
+        block ``forgives`` does not end the program; without ``counts`` none does, unless ``stop`` has ended nothing
+        for 10 s. Raises KeyboardInterrupt for a signal that came before the block.
         """
-        outer, block = self._block, _Block(stop, forgives)
+        outer, block = self._block, _Block(stop, forgives, counts)
         try:
             self._block = block
             self.check()
@@ -137,19 +146,26 @@ class Interrupts:
             if number != _SIGHUP:
                 self._end_now()
             return
-        now = time.monotonic()
-        again = self._pending or now - self._last_at < _TWICE_WITHIN_S
-        self._last_at = now
-        self._pending = True
-        if again or number not in self._block.forgives:
+        if number not in self._block.forgives or self._again(time.monotonic()):
             self.leaving = True
             self.number = None if number == signal.SIGINT else number
             if number == signal.SIGTERM:
                 signal.signal(number, signal.SIG_DFL)  # the next one also ends native code that does not return
+        self._pending = True
         self._signals.put(self._block)  # a block that begins later is not stopped by this signal
         if self._reading:
             self._reading = False
             raise KeyboardInterrupt
+
+    def _again(self, now: float) -> bool:
+        """Whether a signal at ``now`` that a block forgives is the second of two."""
+        if self._block.counts:
+            again = (self._pending and self._pending_at is None) or now - self._last_at < _TWICE_WITHIN_S
+            self._last_at, self._pending_at = now, None
+            return again
+        if not self._pending:
+            self._pending_at = now
+        return self._pending_at is not None and now - self._pending_at > _HANGS_S
 
     def _watch(self) -> None:
         """Call what stops the block that a signal came in, for each signal."""
