@@ -155,6 +155,15 @@ def test_more_continues_what_is_shown_of_an_answer(said: str, begun: str) -> Non
         assert talk.begun == begun
 
 
+def test_a_prompt_that_was_not_answered_comes_back_and_the_answer_before_it_stays() -> None:
+    with talk_on(Machine(1)) as talk:
+        talk.ask("hello")  # as the turn before it
+        assert talk.unanswered == "hello"
+        assert talk.take_back() == "hello"
+        assert talk.unanswered is None
+        assert len(talk.session.messages) == 3
+
+
 def test_sampling_settings_come_from_the_file_until_the_user_sets_them() -> None:
     machine = Machine(2)
     with talk_on(machine) as talk:

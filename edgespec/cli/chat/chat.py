@@ -166,9 +166,7 @@ class _Chat:
         self._keep()
         if asked is None or (isinstance(asked, str) and not asked.strip()):
             return asked is not None
-        with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,), counts=False):
-            self._answer(asked)
-            self._keep()
+        self._answer_until_stopped(asked)
         if self._interrupts.leaving:
             raise KeyboardInterrupt
         if interactive:
@@ -208,6 +206,17 @@ class _Chat:
                 raise
             print_error(error, as_json=False)
         return ""
+
+    def _answer_until_stopped(self, prompt: str | GoOn) -> None:
+        try:
+            with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,), counts=False):
+                self._answer(prompt)
+                self._keep()
+        except KeyboardInterrupt:  # Ctrl-C came just before
+            if self._interrupts.leaving or isinstance(prompt, GoOn):
+                raise
+            self._talk.ask(prompt)
+            note(_NOT_BEGUN, dim=True)
 
     def _answer(self, prompt: str | GoOn) -> None:
         talk = self._talk

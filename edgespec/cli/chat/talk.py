@@ -87,9 +87,13 @@ class Talk:
         unanswered, self.asked = self.unanswered, None
         return self.session.undo() if unanswered is None else unanswered
 
+    def ask(self, prompt: str) -> None:
+        """Note the prompt that is answered next."""
+        self.asked, self._began = prompt, False
+
     def generate(self, prompt: str) -> Generation:
         """The answer to a prompt in the chat's settings and form."""
-        self.asked, self._began = prompt, False
+        self.ask(prompt)
         form = {} if self.form is None else self.form.arguments
         return self.session.generate(prompt, max_tokens=self.max_tokens, sampling=self.sampling, **form)
 
