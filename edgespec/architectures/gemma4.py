@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from edgespec.architectures.shape import (
     DEFAULT_ROPE_BASE,
@@ -45,7 +46,7 @@ def _kinds(facts: Facts) -> tuple[bool, ...]:
     return tuple(map(bool, pattern))
 
 
-def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
+def windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
     if any(_kinds(facts)):
         facts.integer("attention.sliding_window", least=1)
     return windows_by_pattern(facts, sizes, period=1)
@@ -58,7 +59,7 @@ def _head(facts: Facts, kind: str) -> int:
     return key
 
 
-def _ropes(facts: Facts) -> tuple[Rope, ...]:
+def ropes(facts: Facts) -> tuple[Rope, ...]:
     """Layers with a window rotate by another base, without divisors."""
     if facts.value("rope.scaling.type") not in (None, "none"):
         raise UnsupportedError(f"its rope scaling is {facts.value('rope.scaling.type')!r:.40}")
@@ -85,6 +86,10 @@ def _experts(facts: Facts) -> Experts | None:
     return softmax_experts(facts) if facts.integer("expert_count", 0) else None
 
 
+# Facts, whether each layer has a window, and its key-value heads.
+Caches: TypeAlias = Callable[[Facts, tuple[bool, ...], tuple[int, ...]], tuple[int, ...]]
+
+
 def _caches(facts: Facts, kinds: tuple[bool, ...], kv_heads: tuple[int, ...]) -> tuple[int, ...]:
     """The last layers read the caches of the last two that have one, of which the first has a window."""
     layers, shared = len(kinds), facts.integer("attention.shared_kv_layers", 0)
@@ -97,7 +102,8 @@ def _caches(facts: Facts, kinds: tuple[bool, ...], kv_heads: tuple[int, ...]) ->
     return caches
 
 
-def _varied(facts: Facts) -> Variations:
+def varied(facts: Facts, caches_of: Caches = _caches) -> Variations:
+    """``caches_of`` says whose keys and values each layer reads."""
     kinds, kv_heads = _kinds(facts), facts.integers("attention.head_count_kv", least=1)
     inner, inputs = facts.integers("feed_forward_length"), facts.integer("embedding_length_per_layer_input", 0)
     heads, width = facts.integer("attention.head_count", least=1), facts.integer("embedding_length", least=1)
@@ -117,7 +123,7 @@ def _varied(facts: Facts) -> Variations:
     )
     if lengths[0] < lengths[1]:
         raise UnsupportedError("its heads are longer in layers with a window")
-    experts, caches = _experts(facts), _caches(facts, kinds, kv_heads)
+    experts, caches = _experts(facts), caches_of(facts, kinds, kv_heads)
     sizes, forms = list[Sizes](), list[tuple[TensorForm, ...]]()
     for layer in range(layers):
         own = replace(largest, kv_heads=kv_heads[layer], head=lengths[kinds[layer]], inner=inner[layer])
@@ -196,11 +202,11 @@ ARCHITECTURE = Architecture(
     saved=SavedForm(),
     rope_tensors=frozenset({ROPE_FACTORS}),
     gelu=True,
-    windows=_windows,
-    ropes=_ropes,
+    windows=windows,
+    ropes=ropes,
     scales=_scales,
     experts=_experts,
-    varied=_varied,
+    varied=varied,
     norms_values=True,
     caps=True,
     scales_tokens_only=True,

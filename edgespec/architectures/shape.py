@@ -27,6 +27,10 @@ from edgespec.architectures.ropes import (
 EMBEDDING, HEAD, OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 INPUT_ROWS, INPUT_PROJECTION = "per_layer_token_embd.weight", "per_layer_model_proj.weight"
 INPUT_NORM = "per_layer_proj_norm.weight"
+PAIR, FEATURE_OUT = "nextn.pre_projection.weight", "nextn.post_projection.weight"
+
+OTHERS_CACHE = -1
+"""In place of a layer's number: it reads the keys and values of another model."""
 
 Length: TypeAlias = Literal[
     "width", "queries", "asked", "keys", "heads", "head", "inner", "both", "experts", "dense", "inputs", "one",
@@ -40,7 +44,8 @@ class Sizes:
     """Counts and lengths. ``width`` is the embedding's, ``inner`` the feed-forward's or an expert's, ``head`` that of
     one head, all in elements; ``context`` is in tokens; ``experts`` are those of a layer, 0 for none, and ``shared``
     is the length of one that every row uses. ``asked`` are queries with as many gates. ``dense`` is the length of a
-    feed-forward next to experts, ``inputs`` that of a layer's part of a token's inputs."""
+    feed-forward next to experts, ``inputs`` that of a layer's part of a token's inputs, ``read`` that of its target's
+    rows that a drafter reads, 0 for other models."""
 
     layers: int
     context: int
@@ -54,6 +59,7 @@ class Sizes:
     deltas: Deltas | None = None
     dense: int = 0
     inputs: int = 0
+    read: int = 0
     one = 1
 
     @property
@@ -291,8 +297,8 @@ class SavedForm:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variations:
     """Layers that differ. ``sizes`` are those of each, ``largest`` the model's. ``forms`` are the tensors of each, in
-    place of the architecture's ``layer``. ``caches``: the number of the layer whose keys and values it reads.
-    ``tensors`` are more of the whole model, by name with their shapes.
+    place of the architecture's ``layer``. ``caches``: the number of the layer whose keys and values it reads, or
+    OTHERS_CACHE. ``tensors`` are more of the whole model, by name with their shapes.
     """
 
     largest: Sizes
@@ -376,7 +382,8 @@ class Layer:
     """The parts of a layer by role, as llama.cpp names them where each is a tensor.
 
     ``window``: the positions that a row sees, its own counted, 0 for all. ``rope`` is an index into the ropes. Where
-    nothing ``turns`` it has no meaning. ``cache``: the number of the layer whose keys and values it reads.
+    nothing ``turns`` it has no meaning. ``cache``: the number of the layer whose keys and values it reads, or
+    OTHERS_CACHE.
     """
 
     parts: Mapping[str, Part]

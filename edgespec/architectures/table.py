@@ -11,6 +11,7 @@ from edgespec.architectures import (
     gemma2,
     gemma3,
     gemma4,
+    gemma4_assistant,
     glm4,
     gpt_oss,
     granite,
@@ -38,6 +39,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {each.ARCHITECTURE.name: each.ARCHITECTURE for each in _MODULES}
 )
 
+READERS: Mapping[str, Architecture] = MappingProxyType(
+    {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (gemma4_assistant,)}
+)
+"""Those of drafters that read their target, and compute nothing without it."""
+
 PLAIN = llama.ARCHITECTURE.name
 """The architecture that needs the fewest keys."""
 
@@ -54,6 +60,8 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType(
 
 def find(name: str) -> Architecture:
     """Raises UnsupportedError if edgespec does not compute models of that architecture."""
+    if name in READERS:
+        raise UnsupportedError(f"a model of the architecture {name} only drafts, for the model whose caches it reads")
     if name not in ARCHITECTURES:
         raise UnsupportedError(f"its architecture is {name}, and edgespec computes {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]

@@ -130,7 +130,7 @@ class ModelDraftState(DraftState):
         self._usual_lag = _ORDINARY_LAG_TOKENS
         self._features: Features | None = None
         if model.facts.follows and isinstance(request.target, FeatureSequence):
-            self._features = request.target.keep_features()
+            self._features = request.target.keep_features(scored=model.facts.borrows)
 
     def read_ahead(self, context: Context) -> list[Future[None]]:
         if self._reading is not None and not self._reading.done():
@@ -236,8 +236,9 @@ class ModelDraftState(DraftState):
             if not self._waiting:
                 raise
             return None
-        if self._features is not None and isinstance(sequence, FollowingSequence):
-            sequence.follow(self._features)
+        target = self._request.target
+        if self._features is not None and target is not None and isinstance(sequence, FollowingSequence):
+            sequence.follow(self._features, target)
         self._padded = model.facts.vocabulary_size > self._request.vocabulary_size
         if self._index is None and self._mask is None and model.facts.bit_equal_by_construction:
             self._index = TextIndex()

@@ -104,10 +104,11 @@ class Features:
 class FeatureSequence(Sequence, Protocol):
     """A target's Sequence that can keep its hidden rows."""
 
-    def keep_features(self) -> Features:
+    def keep_features(self, *, scored: bool = False) -> Features:
         """From the next forward on keep the hidden row of every token, prompts included. Always the same object.
 
-        A rewind cuts it, a fork has a copy, and a saved cache holds none of it.
+        With ``scored``, unless all were asked for: of scored tokens alone, which takes no time. A rewind cuts it, a
+        fork has a copy, and a saved cache holds none of it.
         """
 
 
@@ -120,8 +121,11 @@ class FollowingSequence(Sequence, Protocol):
     from the first one on whose row the target will have later: ``length`` tells how many are left.
     """
 
-    def follow(self, features: Features) -> None:
-        """Read the hidden rows of a target, from the next forward on."""
+    def follow(self, features: Features, target: Sequence) -> None:
+        """Read the hidden rows of a target, from the next forward on, and its cache if the model has none.
+
+        Raises InvalidRequestError for a cache that it cannot read.
+        """
 
     def begin(self, position: int) -> None:
         """Drop all tokens. The next one is the text's at ``position``."""

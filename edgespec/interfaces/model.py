@@ -55,7 +55,8 @@ class ModelFacts:
     ``bit_equal_by_construction``: a row's bits do not depend on the other rows of its forward, so widths compared at
     some context lengths are bit-equal at any. ``mask_id``: as a drafter it drafts all tokens in one forward, in which
     this token stands for each draft token not yet known; None for other models. ``follows``: it drafts by a target's
-    hidden rows, and its Sequences are FollowingSequences. ``mixture``: None without experts.
+    hidden rows, and its Sequences are FollowingSequences. ``borrows``: they read its cache as well, and need the
+    hidden rows of scored tokens alone. ``mixture``: None without experts.
     """
 
     name: str
@@ -77,6 +78,7 @@ class ModelFacts:
     bit_equal_by_construction: bool = False
     mask_id: int | None = None
     follows: bool = False
+    borrows: bool = False
     mixture: Mixture | None = None
     windowed: WindowedLayers = ALL_KEPT
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)

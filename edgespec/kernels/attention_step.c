@@ -114,7 +114,8 @@ struct seen {
 static struct seen seen_by(const struct step *step, size_t layer, size_t row)
 {
     size_t window = (size_t)step->model->layer[layer].window, end = step->rows->row[row].position + 1;
-    return (struct seen){.first = window && end > window ? end - window : 0, .end = end};
+    size_t own = step->model->borrows ? 1 : 0; /* then its own position has no key */
+    return (struct seen){.first = window && end > window ? end - window : 0, .end = end - own};
 }
 
 /* Blocks of positions, from number `first` on, that the rows of a forward see. */

@@ -99,7 +99,7 @@ static bool is_layer_fit(const struct es_model *model, int64_t number)
            owner->head_length == layer->head_length && owner->window == layer->window && layer->kv_heads >= 1 &&
            layer->kv_heads <= model->kv_heads && layer->head_length >= 1 &&
            layer->head_length <= model->head_length && layer->rope_length <= model->rope_length &&
-           layer->rope_length <= layer->head_length;
+           layer->rope_length <= layer->head_length && !(model->borrows && layer->window == 1);
 }
 
 /* Lays out the layers of a cache. */
@@ -170,6 +170,14 @@ void es_batch_close(struct es_batch *batch)
 
 /* ---------------------------------------------------------------------------------------------------- entries */
 
+/* Whether there are positions before each of its rows, in the cache that they see. */
+static bool can_borrow(const struct es_entry *entry)
+{
+    const struct es_sequence *lender = entry->sequence->lender;
+    return !entry->parents && entry->scored == entry->count && entry->start > 0 &&
+           (!lender || (size_t)(entry->start + entry->count) <= lender->context_length + 1);
+}
+
 static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, struct tree *tree)
 {
     const struct es_sequence *sequence = entry->sequence;
@@ -178,6 +186,8 @@ static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, s
         (size_t)entry->start > most_length)
         return false;
     if (!delta_continues(sequence, entry) || (batch->model->pair_length && !entry->pairs))
+        return false;
+    if ((batch->model->borrows && !can_borrow(entry)) || (batch->model->passed_on.tiles && !entry->kept))
         return false;
     if (entry->parents) {
         if (entry->scored != entry->count || !tree_read(tree, entry->parents, entry->first, entry->count))
@@ -227,7 +237,10 @@ static void check_entries(struct es_batch *batch, struct es_entry *entries, size
 static struct row row_of(const struct order *order, size_t number, size_t i)
 {
     const struct es_entry *entry = order->entry[number];
+    const struct es_model *model = entry->sequence->model;
     const struct tree *tree = order->tree[number];
+    size_t kept_length = (size_t)(model->passed_on.tiles ? model->pair_length : model->embedding);
+    size_t unkept = entry->keeps_all ? 0 : (size_t)(entry->count - entry->scored);
     size_t start = (size_t)entry->start, node = (size_t)entry->first + i;
     return (struct row){
         .sequence = entry->sequence,
@@ -237,8 +250,8 @@ static struct row row_of(const struct order *order, size_t number, size_t i)
         .end = start + (size_t)entry->count,
         .position = start + (tree ? tree->depth[node] : i),
         .scored = i - (size_t)(entry->count - entry->scored),
-        .pair = entry->pairs ? entry->pairs + i * (size_t)entry->sequence->model->pair_length : NULL,
-        .kept = entry->kept ? entry->kept + i * (size_t)entry->sequence->model->embedding : NULL,
+        .pair = entry->pairs ? entry->pairs + i * (size_t)model->pair_length : NULL,
+        .kept = entry->kept && i >= unkept ? entry->kept + (i - unkept) * kept_length : NULL,
         .token = entry->tokens[i],
     };
 }
@@ -275,7 +288,7 @@ static void lay_out(struct es_batch *batch, const struct order *order)
     batch->keeps_rows = false;
     for (size_t e = 0; e < order->count; e++) {
         scored += (size_t)order->entry[e]->scored;
-        batch->keeps_rows |= order->entry[e]->kept != NULL;
+        batch->keeps_rows |= order->entry[e]->kept && order->entry[e]->keeps_all;
     }
     clear_rows(&batch->all, scored);
     clear_rows(&batch->scored, scored);
@@ -332,6 +345,7 @@ static void plan_heads(struct es_batch *batch)
     for (size_t r = 0; r < scored; r++) {
         const struct es_sequence *own = row[r].sequence, *first = row[0].sequence;
         batch->scores_of[r] = own->scores + row[r].scored * own->head_rows;
+        batch->kept_of[r] = row[r].kept;
         vary |= own->head_count != first->head_count || !same_head(own, first, 0) ||
                 (own->head_count > 1 && !same_head(own, first, 1));
     }

@@ -106,6 +106,7 @@ struct es_batch {
     struct chain chains[ES_MOST_ENTRIES];
     size_t chain_count;
     float *scores_of[ES_MOST_SCORED]; /* where a scored row's scores go */
+    float *kept_of[ES_MOST_SCORED];   /* and its `kept` */
     struct head_run head_runs[ES_MOST_ENTRIES * ES_MOST_HEADS];
     size_t head_run_count;
     size_t experts_read; /* of all layers so far */

@@ -18,7 +18,7 @@
 #endif
 
 /* Raised whenever a struct, a signature or the meaning of either changes; the Python side refuses any other. */
-#define ES_ABI 20
+#define ES_ABI 21
 
 enum { ES_MOST_TOKENS = 256, ES_MOST_SCORED = 64, ES_MOST_HEADS = 2, ES_MOST_THREADS = 8192 };
 enum { ES_MOST_ENTRIES = 64, ES_MOST_DRAWN = 8 };
@@ -167,6 +167,12 @@ struct es_model {
     int64_t pair_length; /* 0: the token's row alone enters it */
     struct es_matrix pair_projection;
     const float *pair_token_norm, *pair_hidden_norm;
+
+    /* A model without keys, whose sequences read those of another model's (es_borrow), and that model's rows of tokens. Its
+     * rows see the positions before their own. All of them are scored. */
+    int64_t borrows;
+    struct es_matrix passed_on; /* of what follows the head's norm, to `pair_length` elements: what `kept` gets in its place;
+                                   no tiles: that itself */
 };
 
 /* The threads of a batch, the caller's among them. */
@@ -247,6 +253,10 @@ ES_EXPORT void es_batch_close(struct es_batch *batch);
  * ES_CANCELLED, unless they are shared with other sequences. Any thread may write it. It outlives the sequence. */
 ES_EXPORT struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, const int32_t *cancelled);
 ES_EXPORT void es_close(struct es_sequence *sequence);
+/* Makes a sequence of a model that borrows read the cache of `lender`, in layer i that of its layer layers[i], with as many
+ * heads, of the same length, and the same window. Until then, and for the rows of tokens, it reads zeros. The lender is open
+ * and not computed in each later forward. Returns an es_status. */
+ES_EXPORT int32_t es_borrow(struct es_sequence *sequence, const struct es_sequence *lender, const int64_t *layers);
 
 /* What one sequence has computed in a forward: as es_forward or, with `parents`, as es_forward_tree, for which `scored`
  * equals `count`. */
@@ -255,10 +265,12 @@ struct es_entry {
     const int32_t *tokens;
     const int32_t *parents; /* null: a chain */
     const float *pairs; /* [count][pair_length]: the tokens' hidden rows, for a model that needs them */
-    float *kept; /* null, or written: [count][embedding], what follows the head's norm in every row, scored or not */
+    float *kept; /* null, or written: what follows the head's norm, [rows][embedding], with `passed_on` [rows][pair_length]:
+                    of every row with `keeps_all`, else of those that are scored */
     int64_t start;
     int32_t count, scored;
     int32_t first;  /* of a tree's new nodes; else 0 */
+    int32_t keeps_all;
     int32_t status; /* written: an es_status */
 };
 

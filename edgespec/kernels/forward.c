@@ -38,6 +38,20 @@ static void begin_pair(const struct step *step, size_t r, float *token)
     step->level->quantise(token, blocks, to->blocks + r * blocks, 1);
 }
 
+/* A token's row of the file, scaled. */
+static void read_token(const struct step *step, const struct row *row, size_t length, float *to)
+{
+    const struct es_model *words = row->sequence->lender ? row->sequence->lender->model : step->model;
+    size_t row_bytes = file_row_bytes(words->embedding_type, (int64_t)length);
+    if (!words->embedding_rows) {
+        memset(to, 0, length * sizeof *to);
+        return;
+    }
+    const uint8_t *from = words->embedding_rows + (size_t)row->token * row_bytes;
+    (void)es_dequantise(words->embedding_type, from, (int64_t)length, to);
+    scale_row(step->model->embedding_scale, length, to);
+}
+
 /* The tokens' embeddings, and the angles of their positions. */
 static void begin_rows(const struct step *step)
 {
@@ -45,13 +59,10 @@ static void begin_rows(const struct step *step)
     struct es_batch *batch = step->batch;
     size_t embedding = (size_t)(model->pair_length ? model->pair_length : model->embedding);
     size_t stride = model->pair_length ? 2 * embedding : embedding;
-    size_t row_bytes = file_row_bytes(model->embedding_type, (int64_t)embedding);
     for (struct pool_items own = divide_rows(step, step->rows->count); pool_take(&own);)
         for (size_t r = own.begin; r < own.end; r++) {
-            const uint8_t *from = model->embedding_rows + (size_t)step->rows->row[r].token * row_bytes;
             float *to = (model->pair_length ? batch->pairs.floats : batch->hidden) + r * stride;
-            (void)es_dequantise(model->embedding_type, from, (int64_t)embedding, to);
-            scale_row(model->embedding_scale, embedding, to);
+            read_token(step, &step->rows->row[r], embedding, to);
             if (model->pair_length)
                 begin_pair(step, r, to);
             turn(step, r);
@@ -109,7 +120,7 @@ static void join_row(const struct step *step, const struct joint *joint, size_t 
         memcpy(floats, hidden, columns * sizeof *floats);
     if (keeps && joint->ends)
         keep_row(row, AFTER_NORM, floats, columns);
-    if (joint->ends && row->kept)
+    if (joint->ends && row->kept && !step->model->passed_on.tiles)
         memcpy(row->kept, floats, columns * sizeof *floats);
     if (joint->ends)
         scale_row(step->model->logit_scale, columns, floats);
@@ -387,6 +398,13 @@ static void score(const struct step *step, const struct head_run *run)
     multiply(step, run->products, run->product_count, &input, run->rows);
 }
 
+/* What rows give to those after them. */
+static void pass_on(const struct step *step)
+{
+    const struct product product = {.matrix = &step->model->passed_on, .row_to = step->batch->kept_of};
+    multiply(step, &product, 1, &step->batch->normed, step->rows->scored);
+}
+
 /* Parts of a row's scores, each for one thread: of 150 000 scores, 5 000. */
 enum { CAP_PARTS = 32 };
 
@@ -543,6 +561,8 @@ static bool score_rows(const struct step *step, struct joint joint)
         return true;
     for (size_t run = 0; run < step->batch->head_run_count; run++)
         THEN(score(step, &step->batch->head_runs[run]));
+    if (step->model->passed_on.tiles)
+        THEN(pass_on(step));
     if (step->model->logit_cap != 0.0)
         THEN(cap_scores(step));
     return true;

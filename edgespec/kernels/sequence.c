@@ -62,12 +62,47 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
 
 void es_close(struct es_sequence *sequence)
 {
-    es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
+    if (!sequence->lender)
+        es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
+    free(sequence->lent_at);
     es_memory_give(sequence->buffers, (int64_t)sequence->buffer_bytes);
     es_memory_give(sequence->states, (int64_t)sequence->state_bytes);
     es_memory_give(sequence->kept, (int64_t)sequence->kept_bytes);
     free(sequence->kept_layers);
     free(sequence);
+}
+
+/* Whether a layer's rows can see the cache of that layer of another model. */
+static bool can_see(const struct es_layer *layer, const struct es_model *lender, int64_t number)
+{
+    if (number < 0 || number >= lender->layers)
+        return false;
+    const struct es_layer *seen = &lender->layer[number];
+    return !seen->delta.mixed.tiles && seen->kv_heads == layer->kv_heads && seen->head_length == layer->head_length &&
+           seen->window == layer->window;
+}
+
+int32_t es_borrow(struct es_sequence *sequence, const struct es_sequence *lender, const int64_t *layers)
+{
+    const struct es_model *model = sequence->model, *other = lender->model;
+    if (!model->borrows || sequence->lender || other->borrows || other->embedding != model->pair_length ||
+        other->vocabulary < model->vocabulary)
+        return ES_BAD_REQUEST;
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        if (!can_see(&model->layer[layer], other, layers[layer]))
+            return ES_BAD_REQUEST;
+    sequence->lent_at = calloc((size_t)model->layers + 1, sizeof *sequence->lent_at);
+    if (!sequence->lent_at)
+        return ES_BAD_REQUEST;
+    for (int64_t layer = 0; layer < model->layers; layer++)
+        sequence->lent_at[layer] = lender->cache_at[layers[layer]];
+    sequence->lent_at[model->layers] = keys_length(lender);
+    es_memory_give(sequence->cache, (int64_t)sequence->cache_bytes);
+    sequence->lender = lender;
+    sequence->cache = lender->cache;
+    sequence->cache_at = sequence->lent_at;
+    sequence->positions = lender->positions;
+    return ES_OK;
 }
 
 static size_t tile_of(int64_t position)

@@ -25,6 +25,8 @@ struct es_sequence {
     uint16_t *cache;  /* keys, then values: [layer][kv head][positions][head_length], see struct attention_cache */
     const size_t *cache_at; /* [layers + 1]: elements of a position in the layers before; those of all */
     size_t cache_bytes;
+    const struct es_sequence *lender; /* whose cache that is; null: its own */
+    size_t *lent_at;                  /* cache_at then */
 
     /* Of the gated delta layers; see delta.c. */
     float *states;     /* [layer][head][enum delta_state][delta_length][delta_length] */
@@ -75,7 +77,7 @@ static inline size_t projected_length(const struct es_model *model)
 
 static inline bool has_keys(const struct es_model *model, size_t layer)
 {
-    return model->layer[layer].cache_layer == (int64_t)layer;
+    return !model->borrows && model->layer[layer].cache_layer == (int64_t)layer;
 }
 
 /* Elements of a position in the layers whose keys are before a head's. */

@@ -48,15 +48,12 @@ class PreparedModel:
         if self.first is not None:
             return self.first.memory.for_context(self.context_length)
         needed = memory_needed(self.file, self.settings, self.context_length)
+        if self.facts.follows:
+            hidden = 2 * MOST_ROWS * self.file.header.hidden_length * 4
+            needed = replace(needed, buffers_bytes=needed.buffers_bytes + hidden)
         if self.form.layer:
-            hidden = 2 * MOST_ROWS * self.file.header.embedding_length * 4
-            return replace(
-                needed,
-                weights_bytes=0,
-                cache_bytes=self.facts.cache_bytes(self.context_length),
-                buffers_bytes=needed.buffers_bytes + hidden,
-                windowed=ALL_KEPT,
-            )
+            own = self.facts.cache_bytes(self.context_length)
+            return replace(needed, weights_bytes=0, cache_bytes=own, windowed=ALL_KEPT)
         process_bytes = PROCESS_BYTES if self.in_process else 0  # once, not for each session
         return replace(needed, weights_bytes=needed.weights_bytes - self.spared_bytes + process_bytes)
 
@@ -133,7 +130,11 @@ def prepare_drafter(profile: Profile, file: LocatedModel, settings: Settings, co
 
     Raises what ``Runtime.describe`` raises.
     """
-    runtime, apart = runtime_of(settings), drafts_in_process(profile, settings.device)
+    # What reads its target's cache is where that is.
+    runtime, apart = (
+        runtime_of(settings),
+        drafts_in_process(profile, settings.device) and not file.header.reads_target,
+    )
     form = AS_FILED
     if not apart:
         whole_head, filed_weights = profile.draft_head == "whole", profile.draft_weights == "file"

@@ -222,6 +222,11 @@ class Runtime(ABC):
         """Why the file's layer that drafts is not used; None if it is, or if there is none. Raises ModelFileError."""
         return "this runtime does not compute it" if file.header.drafting_layers else None
 
+    def why_not_read(self, drafter: LocatedModel, target: LocatedModel) -> str | None:
+        """Why a drafter that reads its target's cache cannot read this target's here; None if it can. Raises
+        ModelFileError, RuntimeUnavailableError."""
+        return f"it reads its target's cache, and {self.name} lends none"
+
     def draft_form(self, file: LocatedModel, *, whole_head: bool, filed_weights: bool) -> DraftForm:
         """What a drafter in this process should leave out; nothing that ``whole_head`` or ``filed_weights`` keep.
 

@@ -154,7 +154,7 @@ def following(
     """A target's Sequence and its layer's, which follows it."""
     with load_native(path, settings or NativeSettings(threads=2)) as model, model.drafting_layer() as layer:
         target, drafting = model.open(LENGTH), opened(layer)
-        drafting.follow(target.keep_features())
+        drafting.follow(target.keep_features(), target)
         yield target, drafting
 
 
@@ -284,7 +284,7 @@ def test_a_layer_follows_its_target(model: NativeModel, path: Path) -> None:
     with model.drafting_layer() as layer, model.open(LENGTH) as target, opened(layer) as drafting:
         assert isinstance(target, FeatureSequence)
         assert isinstance(drafting, FollowingSequence)
-        drafting.follow(features := target.keep_features())
+        drafting.follow(features := target.keep_features(), target)
         for _ in range(12):
             start = target.length
             target.forward(tokens[start : start + chance.randint(2, 12)], 1)
@@ -294,7 +294,7 @@ def test_a_layer_follows_its_target(model: NativeModel, path: Path) -> None:
             for token in chance.choices(range(100), k=3):  # guesses
                 drafting.forward([token], 1)
             with opened(layer) as fresh:
-                fresh.follow(features)
+                fresh.follow(features, target)
                 assert np.array_equal(row, fresh.forward(tokens[: known + 1], 1).logits(0))
             drafting.rewind(drafting.length)
             assert drafting.length == known + 1

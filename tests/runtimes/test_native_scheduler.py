@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS, Company
+from edgespec.runtimes.native.cancel import NativeCancel
 from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
@@ -25,7 +26,6 @@ from edgespec.runtimes.native.scheduler import (
     StepTimes,
     prompt_rows,
 )
-from edgespec.runtimes.native.sequence import NativeCancel
 from edgespec.runtimes.native.turns import Turns
 
 WATCHDOG_S = 60.0

@@ -108,6 +108,7 @@ class Work:
             count=len(tokens),
             scored=self.scored,
             first=0 if parents is None else len(parents) - len(tokens),
+            keeps_all=True,
         )
 
 

@@ -19,7 +19,7 @@ from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import ModelLayout
 from tests.support.tiny_gguf import write_tiny_gguf
 
-__all__ = ["KINDS", "SHARING", "VARIANTS", "Files", "reading", "restored", "some_tokens"]
+__all__ = ["ASSISTANT", "KINDS", "SHARING", "VARIANTS", "Files", "reading", "restored", "some_tokens"]
 
 # Seven layers: the sixth attends to all positions, the others to a window.
 _WINDOWED: dict[str, Any] = {"architecture": "gemma3", "window": 30, "kv_heads": 1, "layers": 7}
@@ -34,6 +34,19 @@ SHARING: dict[str, Any] = {
         "attention.shared_kv_layers": 3,
         "attention.head_count_kv": [2, 2, 1] * 2,
         "embedding_length_per_layer_input": 32,
+    },
+}
+# Its assistant: layers with a window, one without, and one more with a window.
+ASSISTANT: dict[str, Any] = {
+    **_GEMMA_4,
+    "architecture": "gemma4-assistant",
+    "width": 64,
+    "layers": 4,
+    "settings": {
+        "attention.shared_kv_layers": 4,
+        "nextn_predict_layers": 4,
+        "attention.head_count_kv": [2, 2, 1, 2],
+        "embedding_length_out": 128,
     },
 }
 

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from edgespec.architectures.deltas import Deltas
 from edgespec.architectures.shape import (
+    FEATURE_OUT,
     INPUT_ROWS,
     LONG_FACTORS,
+    PAIR,
     ROPE_FACTORS,
     ROUTER,
     SHORT_FACTORS,
@@ -27,7 +29,7 @@ from edgespec.architectures.shape import (
     Sizes,
     layer_parts,
 )
-from edgespec.architectures.table import find
+from edgespec.architectures.table import READERS, find
 from tests.support.k_quants import quantize
 
 __all__ = ["CHATML", "FILL_IN", "VOCABULARY", "similar_drafter", "write_tiny_gguf"]
@@ -158,8 +160,8 @@ def write_tiny_gguf(
     ``embed_tokens``, ``shared_head_norm``, ``shared_head_head``. Layers of ``leave_out`` are drawn but not written,
     and later layers move up. ``settings``: more keys of the architecture.
 
-    Every third layer of gemma4 sees all positions; the others have a window and heads of half that length.
-    Their tensors are all that may be, but for those whose names hold a word of ``without``.
+    Every third layer of gemma4 and of its assistant sees all positions; the others have a window and heads of half
+    that length. Their tensors are all that may be, but for those whose names hold a word of ``without``.
     """
     tokens, types = _token_table(vocabulary, extra_tokens)
     eos = tokens.index(_CONTROLS[1].encode())
@@ -174,18 +176,19 @@ def write_tiny_gguf(
     head_width = width // heads if head_length is None else head_length
     turned = head_width if rope_length is None else rope_length
     writer.add_rope_dimension_count(turned)
-    if architecture == "gemma4":
+    is_gemma_4 = architecture.startswith("gemma4")
+    if is_gemma_4:
         settings = _gemma_4(head_width) | dict(settings or {})
         writer.add_sliding_window_pattern([layer % 3 != 2 for layer in range(layers)])
         rope_factors = True
-    if head_length is not None or architecture == "gemma4":
+    if head_length is not None or is_gemma_4:
         head_length = head_width
         writer.add_key_length(head_length)
         writer.add_value_length(head_length)
     if window:
         writer.add_sliding_window(window)
     writer.add_rope_freq_base(1e6 if architecture == "gemma3" else 10000.0)
-    form = find(architecture)
+    form = READERS.get(architecture) or find(architecture)
     has_experts = form.experts is not None and experts[0] > 0
     if has_experts:
         writer.add_expert_count(experts[0])
@@ -222,7 +225,7 @@ def write_tiny_gguf(
         writer.add_chat_template(chat_template)
 
     random = np.random.default_rng(seed)
-    is_gemma = architecture in ("gemma2", "gemma3", "gemma4")
+    is_gemma = is_gemma_4 or architecture in ("gemma2", "gemma3")
     written = {layer: number for number, layer in enumerate(each for each in range(layers) if each not in leave_out)}
 
     # Padding rows are zero and not drawn: the same seed gives the same model with any padding.
@@ -234,7 +237,7 @@ def write_tiny_gguf(
     _add(writer, "token_embd.weight", np.pad(embedding, padding), quant)
     if rope_factors:
         factors = np.geomspace(1, 8, turned // 2, dtype=np.float32)
-        if architecture == "gemma4":  # a quarter of the pairs is rotated
+        if is_gemma_4:  # a quarter of the pairs is rotated
             factors[turned // 8 :] = 1e30
         writer.add_tensor(ROPE_FACTORS, factors)
     if long_factors:
@@ -258,7 +261,8 @@ def write_tiny_gguf(
             writer.add_tensor(name, 1 + 0.5 * random.random(shape[0], dtype=np.float32))
         else:
             rows_of_token = name == INPUT_ROWS
-            data = _normal(random, len(tokens) if rows_of_token else shape[1], shape[0], np.sqrt(0.1 * shape[0]))
+            scale = 1.0 if name in (PAIR, FEATURE_OUT) else np.sqrt(0.1 * shape[0])
+            data = _normal(random, len(tokens) if rows_of_token else shape[1], shape[0], scale)
             _add(writer, name, data, quant)
     for layer in range(layers):
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
@@ -322,6 +326,8 @@ class _Every(dict[str, tuple[int, ...]]):
         self._without, self._first = without, first
 
     def __contains__(self, name: object) -> bool:
+        if not str(name).startswith("blk."):
+            return False
         _, number, what, *_ = str(name).split(".")
         lacks = {*self._without, *(["attn_v"] if int(number) % 3 == 2 else [])}
         lacks |= {"attn_k", "attn_v"} if int(number) >= self._first else set()

@@ -18,6 +18,7 @@ from edgespec.placement.memory import too_large_words
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.choice.options import Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 
 
@@ -56,7 +57,16 @@ def find_drafter_of(target: PlacedTarget, locator: Locator, store: Measurements,
     def faster(found: FoundDrafter) -> FoundDrafter:
         return opened().or_faster(found) if can_verify else found
 
-    return find_drafter(profile, target.model.file, locator, search, faster, tell)
+    return _that_reads(target, find_drafter(profile, target.model.file, locator, search, faster, tell))
+
+
+def _that_reads(target: PlacedTarget, found: FoundDrafter) -> FoundDrafter:
+    """What was found, without a drafter that reads its target's cache where it cannot read this target's."""
+    file = found.file
+    if file is None or not file.header.reads_target:
+        return found
+    why = runtime_of(target.model.settings).why_not_read(file, target.model.file)
+    return found if why is None else replace(found, file=None, off=f"{file.name} is not for this target: {why}")
 
 
 def prepared_drafter(target: PlacedTarget, found: FoundDrafter) -> PreparedModel | None:
@@ -82,13 +92,14 @@ def choose_drafter(
     model, off = None, found.off
     if found.layer:
         model = prepared_drafter(target, found)
-        request = replace(request, mode="auto" if request.mode == "pipelined" else request.mode)  # never at a time
     elif found.file is not None:
         places = with_drafter(places, prepare, found.file)
         prepare = in_the_fastest_place(prepare, found.file, target, places, store, request)
         model = prepare.drafter(found.file)
     if model is not None:
         off = _too_large(model, target, places)
+        if model.facts.follows and request.mode == "pipelined":
+            request = replace(request, mode="auto")  # the target waits while it drafts
     if off is not None and prepare.profile.draft not in ("auto", "none"):
         refused, hint = f"the drafter cannot be used: {off}", "--draft auto looks for one that fits, none uses none"
         if model is None:

@@ -33,6 +33,7 @@ from edgespec.planning.choice.options import Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.process.frames import read_facts
+from edgespec.runtimes.table import runtime_of
 from edgespec.store.catalogue import catalogue
 from edgespec.store.families import Family, family_of
 from edgespec.store.file_notes import FileNote, FileNotes
@@ -126,6 +127,8 @@ def _coverage(target: LocatedModel, drafter: LocatedModel) -> float:
     """
     if drafter.drafts_only:
         raise InvalidRequestError("a drafter with a trimmed head needs the target's")
+    if drafter.header.reads_target:
+        raise InvalidRequestError("a drafter that reads its target's cache needs the target's")
     if drafter.header.mask_token_id is not None:
         raise InvalidRequestError("a drafter that drafts all tokens in one forward needs the target's")
     try:
@@ -178,6 +181,7 @@ class DrafterSearch:
     ) -> None:
         self._target = target.model.file
         self._facts = target.model.facts
+        self._runtime = runtime_of(target.model.settings)
         self._prepare = target.prepare
         self._allowed_bytes = target.allowed_bytes
         self._locator = replace(locator, download=False)  # a file that is gone is not fetched again
@@ -276,11 +280,21 @@ class DrafterSearch:
         if reason is not None:
             self._why_not[file] = reason
             return None
-        described = note.described[key]
-        drafting = DraftingModel(
-            facts=read_facts(described["facts"]), translated=note.translated.get(self._target.identity)
-        )
+        facts = read_facts(note.described[key]["facts"])
+        if facts.follows and (unread := self._unread(file)) is not None:
+            self._why_not[file] = Reason("cannot_run", unread)
+            return None
+        drafting = DraftingModel(facts=facts, translated=note.translated.get(self._target.identity))
         return judge_drafter(self._measurements, self._facts, drafting, self._request, self._allowed_bytes)
+
+    def _unread(self, file: FileOnDisk) -> str | None:
+        """Why a drafter that reads its target's cache cannot read this one's. Not noted: there are few such files."""
+        try:
+            return self._runtime.why_not_read(self._locator.locate(file.name), self._target)
+        except CancelledError:
+            raise
+        except EdgespecError as error:
+            return error.message
 
     def _has_time(self) -> bool:
         now = self._clock()

@@ -155,6 +155,11 @@ def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
             f"{target.name} has a trimmed output head, so it can only draft",
             hint="give it with `--draft`, and an untrimmed model as the target",
         )
+    if target.header.reads_target:
+        raise InvalidRequestError(
+            f"{target.name} reads the cache of the model that it drafts for, so it can only draft",
+            hint="give it with `--draft`, and that model as the target",
+        )
     if target.kept is not None and target.kept.note is not None:
         locator.job.tell("located", target.name, note=target.kept.note)
     return target

@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from edgespec.architectures.table import READERS
 from edgespec.errors import ModelFileError
 from edgespec.files.checked import cannot_map
 
@@ -292,6 +293,11 @@ class GgufHeader:
         return self._count("embedding_length")
 
     @property
+    def hidden_length(self) -> int:
+        """Elements of the target's rows that a drafter reads: of a layer of the model, or of a model for itself."""
+        return self._optional("embedding_length_out") or self.embedding_length
+
+    @property
     def head_count(self) -> int | tuple[int, ...]:
         """Attention heads: one number, or one per layer (0 in layers without attention)."""
         return self._counts("attention.head_count")
@@ -390,6 +396,11 @@ class GgufHeader:
     def expert_bytes_per_forward(self) -> int:
         """The part of ``bytes_per_forward`` that is experts'."""
         return sum(self.bytes_read_of(tensor) for tensor in self.tensors if _EXPERTS in tensor.name)
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it is a drafter without keys, which reads its target's cache."""
+        return self.architecture in READERS
 
     @property
     def drafting_layers(self) -> int:

@@ -32,6 +32,8 @@ class LlamaRuntime(Runtime):
         # llama.cpp reports a broken file when it loads the file.
         if file.onnx is not None:
             raise InvalidRequestError(f"{file.name} is an ONNX model, which {self.name} does not run")
+        if file.header.reads_target:
+            raise RuntimeUnavailableError(f"{file.name} reads its target's cache, and {self.name} lends none")
         library.load()
         if file.header.vision_tensors or file.header.completed:
             what = "holds vision tensors in the text model's file" if file.header.vision_tensors else "lacks keys"

@@ -86,7 +86,9 @@ class NativeBatch:
             entry.tokens = request.tokens.ctypes.data + request.done * request.tokens.itemsize
             entry.start = request.position + request.done
             entry.count, entry.scored = share.count, share.scored
-            entry.pairs, entry.kept = (_from(rows, request.done) for rows in (request.pairs, request.kept))
+            entry.keeps_all = request.kept is not None and len(request.kept) > request.scored
+            entry.pairs = _from(request.pairs, request.done)
+            entry.kept = _from(request.kept, request.done if entry.keeps_all else 0)
             if request.parents is not None:
                 entry.start, entry.parents = request.position, request.parents.ctypes.data
                 entry.first = len(request.parents) - share.count

@@ -1,12 +1,16 @@
-"""The Sequence of a layer that drafts: it reads its target's hidden rows."""
+"""The Sequences of what drafts by a target's hidden rows: a layer of the target, or a model without keys."""
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
+from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.features import Features, Hidden
+from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.sequence import NativeCache, NativeSequence
 
 
 class DraftingSequence(NativeSequence):
@@ -17,7 +21,7 @@ class DraftingSequence(NativeSequence):
     _lasting = 0  # the first tokens, those with the row that they will always have
     _last: tuple[int, Hidden] | None = None  # the number of tokens, and the output of the last one
 
-    def follow(self, features: Features) -> None:
+    def follow(self, features: Features, target: Sequence) -> None:
         self._check_usable()
         self._followed = features
 
@@ -41,10 +45,13 @@ class DraftingSequence(NativeSequence):
                 pair[:] = row
             if lasts and lasting == position + index:
                 lasting += 1
-        kept = self._native.decode(ids, position, rows, pairs=pairs, keep=rows > 0)
-        self._last = None if kept is None else (position + len(ids), kept[-1])
+        kept = self._compute(ids, position, rows, pairs)
+        self._last = (position + len(ids), kept[-1]) if len(kept) else None
         if self._lasting >= position:
             self._lasting = lasting
+
+    def _compute(self, ids: IdArray, position: int, rows: int, pairs: Hidden) -> Hidden:
+        return self._native.decode(ids, position, rows, pairs=pairs, keep=len(ids) if rows else 0)
 
     def _row_before(self, number: int) -> tuple[Hidden | None, bool]:
         """The hidden row of the token before a token here, and whether it stays the same."""
@@ -56,3 +63,29 @@ class DraftingSequence(NativeSequence):
 
     def _own(self, number: int) -> Hidden | None:
         return self._last[1] if self._last is not None and self._last[0] == number else None
+
+
+class BorrowingSequence(DraftingSequence):
+    """Of a model without keys, which reads its target's cache. Implements FollowingSequence.
+
+    It computes the rows that are scored alone. A drafted token has the position of the text's last token, as in
+    training: there is no key behind it. Without a target it reads zeros, in the same time.
+    """
+
+    _lender: NativeCache | None = None
+
+    def follow(self, features: Features, target: Sequence) -> None:
+        super().follow(features, target)
+        if not isinstance(target, NativeSequence):
+            raise InvalidRequestError("a target of another runtime lends no cache")
+        self._worker.run(lambda: self._native.borrow(target._native))
+        self._lender = target._native
+
+    def _compute(self, ids: IdArray, position: int, rows: int, pairs: Hidden) -> Hidden:
+        if not rows:
+            return pairs[:0]
+        first, features = self._first + position + len(ids) - rows, self._followed
+        if features is not None:
+            first = min(first, features.end + 1 - rows)
+        with contextlib.nullcontext() if self._lender is None else self._lender.lent():
+            return self._native.decode(ids[-rows:], max(1, first), rows, pairs=pairs[-rows:], keep=rows)

@@ -10,11 +10,13 @@ from typing import Any
 from edgespec.architectures.drafting import HIDDEN_NORM, PROJECTION, TOKEN_NORM, read_drafting_layer
 from edgespec.architectures.shape import (
     EMBEDDING,
+    FEATURE_OUT,
     HEAD,
     INPUT_NORM,
     INPUT_PROJECTION,
     INPUT_ROWS,
     OUTPUT_NORM,
+    PAIR,
     ROUTER,
     Facts,
     Layer,
@@ -23,7 +25,7 @@ from edgespec.architectures.shape import (
     UnsupportedError,
     read_shape,
 )
-from edgespec.architectures.table import find
+from edgespec.architectures.table import READERS, find
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
 from edgespec.files.trimmed_drafter import EmbeddingTable, TrimmedDrafter
@@ -116,7 +118,9 @@ class _Reader:
         rows = header.vocabulary_size if trimmed is None else len(trimmed.ids)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         facts = Facts(header.path, header.architecture, header.metadata, shapes)
-        shape = read_shape(find(header.architecture), facts, rows)
+        shape = read_shape(READERS.get(header.architecture) or find(header.architecture), facts, rows)
+        if shape.sizes.read and trimmed is not None:
+            raise UnsupportedError("it drafts by its target's rows, and a trimmed drafter by its own")
         _check_limits(shape)
         sizes, architecture = shape.sizes, shape.architecture
         embedding_rows = self._weights(EMBEDDING, rows, sizes.width)
@@ -167,6 +171,10 @@ class _Reader:
         )
         if trimmed is not None:
             return layout
+        if sizes.read:
+            projection = self._weights(PAIR, sizes.width, 2 * sizes.read)
+            passed_on = self._weights(FEATURE_OUT, sizes.read, sizes.width)
+            return replace(layout, pair=PairTensors(projection=projection, passed_on=passed_on))
         try:
             return replace(layout, drafting=self._drafting(layout, shape, facts))
         except (UnsupportedError, ModelFileError) as error:
@@ -296,7 +304,7 @@ def _check_limits(shape: Shape) -> None:
     """Raise UnsupportedError for lengths that the kernels' blocks do not divide."""
     for sizes in dict.fromkeys((shape.sizes, *(layer.sizes for layer in shape.layers))):
         lengths = {"embedding": sizes.width, "feed-forward": sizes.inner, "heads": sizes.queries}
-        further = {"dense feed-forward": sizes.dense, "shared expert": sizes.shared}
+        further = {"dense feed-forward": sizes.dense, "shared expert": sizes.shared, "target's rows": sizes.read}
         for what, count in (lengths | {name: length for name, length in further.items() if length}).items():
             if count < BLOCK or count % BLOCK:
                 raise UnsupportedError(f"the length {count} of its {what} is not a multiple of {BLOCK}")

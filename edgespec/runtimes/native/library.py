@@ -29,7 +29,7 @@ NOTE_NAME = "not_built.txt"
 DIGEST_SUFFIX = ".sha256"
 _COMPILER = "a C compiler (Debian, Ubuntu: gcc; macOS: xcode-select --install; Windows: LLVM)"
 
-ABI = 20
+ABI = 21
 OK, CANCELLED, BAD_REQUEST, OTHER_PROCESS, NOT_FINITE, NONE_ALLOWED = range(6)
 MOST_ENTRIES = 64  # of a shared forward
 MOST_THREADS = 8192  # the most processors that Linux can be built for
@@ -144,6 +144,7 @@ class EntryStruct(ctypes.Structure):
         ("count", c_int32),
         ("scored", c_int32),
         ("first", c_int32),
+        ("keeps_all", c_int32),
         ("status", c_int32),
     )
 
@@ -241,6 +242,8 @@ class NativeModelStruct(ctypes.Structure):
         ("pair_projection", Matrix),
         ("pair_token_norm", c_void_p),
         ("pair_hidden_norm", c_void_p),
+        ("borrows", c_int64),
+        ("passed_on", Matrix),
     )
 
 
@@ -283,6 +286,7 @@ _SHORT: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "es_state_bytes": (c_int64, (c_void_p,)),
     "es_state_floor": (c_int64, (c_void_p,)),
     "es_part_bytes": (c_int64, (c_void_p, c_int64, c_int64, c_int64)),
+    "es_borrow": (c_int32, (c_void_p, c_void_p, _IDS)),
     "es_use_heads": (c_int32, (c_void_p, POINTER(Matrix), c_int32)),
     "es_keep_hidden": (c_int32, (c_void_p, _IDS, c_int64)),
     "es_hidden": (c_void_p, (c_void_p, c_int64)),

@@ -16,7 +16,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts, WindowedLayers
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native.batch import NativeBatch
-from edgespec.runtimes.native.following import DraftingSequence
+from edgespec.runtimes.native.following import BorrowingSequence, DraftingSequence
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.sequence import NativeSequence
@@ -115,9 +115,11 @@ def _filed_facts(
         bytes_per_forward=header.bytes_per_forward - sum(map(header.bytes_read_of, behind)),
         kv_bytes_per_token=_cache_bytes(layout, range(len(layout.layers))),
         kv_type=KV_TYPE,
-        can_fork=True,
-        can_branch=layout.deltas is None,
-        bit_equal_by_construction=True,
+        can_fork=not layout.borrows,
+        can_branch=layout.deltas is None and not layout.borrows,
+        bit_equal_by_construction=not layout.borrows,  # a row may depend on the output of the row before it
+        follows=layout.borrows,
+        borrows=layout.borrows,
         mask_id=header.mask_token_id,
         mixture=mixture_of(header),
         settings={"level": _level(library, settings.level)},
@@ -235,7 +237,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         self._file = file
         self.header = file.header
         self.settings = settings
-        self._form = DraftForm(layer=facts.follows)
+        self._form = DraftForm(layer=facts.follows and not part.weights.layout.borrows)
         own = _facts_of_part(facts, part.weights.layout, part.skipped, part.head_rows, header=file.header)
         super().__init__(part, own)
         self._batch = NativeBatch(
@@ -312,6 +314,7 @@ class NativeModel(RuntimeModel[ModelPart]):
             if strange:
                 raise InvalidRequestError(f"there is no layer {strange[0]} among {part.struct.layers}")
             kind = DraftingSequence if self._facts.follows else NativeSequence
+            kind = BorrowingSequence if part.weights.layout.borrows else kind
             return kind(self, part, self._batch, context_length, kept, another)
 
         return self._open(make)

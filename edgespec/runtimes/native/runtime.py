@@ -36,6 +36,7 @@ from edgespec.runtimes.native.model import (
     load_native,
     windowed_of,
 )
+from edgespec.runtimes.native.reading import unread_reason
 from edgespec.runtimes.native.sidecar import has_room
 from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
@@ -128,6 +129,9 @@ class NativeRuntime(Runtime):
 
     def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
         return windowed_of(read_layout(file.header, file.artefact))
+
+    def why_not_read(self, drafter: LocatedModel, target: LocatedModel) -> str | None:
+        return unread_reason(read_layout(drafter.header), read_layout(target.header, target.artefact))
 
     def no_drafting_layer(self, file: LocatedModel) -> str | None:
         return read_layout(file.header, file.artefact).no_drafting

@@ -117,7 +117,7 @@ class Request:
     """A forward that a Sequence wants. ``parents`` covers all nodes of a tree; None: a chain.
 
     ``pairs``: the tokens' hidden rows, for a model that needs them. ``kept``: where what follows the head's norm
-    goes, of every row.
+    goes, of every row or of the scored ones.
     """
 
     member: Member

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from collections import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.architectures.shape import UnsupportedError
 from edgespec.errors import (
     CancelledError,
     ClosedError,
@@ -23,8 +25,10 @@ from edgespec.interfaces.features import Features, Hidden
 from edgespec.interfaces.model import ALONE, Company, Model
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.batch import NativeBatch
+from edgespec.runtimes.native.cancel import NativeCancel
 from edgespec.runtimes.native.draws import NativeDraws
 from edgespec.runtimes.native.library import CANCELLED, NOT_FINITE, OTHER_PROCESS, Matrix
+from edgespec.runtimes.native.reading import layers_read
 from edgespec.runtimes.native.rows import NativeRows
 from edgespec.runtimes.native.scheduler import Member, Request
 from edgespec.runtimes.native.states import Checkpoints, State
@@ -33,28 +37,6 @@ from edgespec.runtimes.native.windows import STATE, SavedParts, Windows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
 
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow in native code
-
-
-class NativeCancel:
-    """Ends the forward in flight, and refuses later forwards until it is lowered.
-
-    For any thread, and without a lock: a destructor may raise it during garbage collection, and a signal handler at
-    any instruction.
-    """
-
-    def __init__(self) -> None:
-        self._flag = ctypes.c_int32(0)  # read by the threads of a forward
-
-    @property
-    def address(self) -> int:
-        return ctypes.addressof(self._flag)
-
-    @property
-    def raised(self) -> bool:
-        return bool(self._flag.value)
-
-    def set(self, raised: bool) -> None:
-        self._flag.value = raised
 
 
 class NativeCache:
@@ -90,6 +72,8 @@ class NativeCache:
         self._begun = bytearray()  # of a windowed head whose other bytes are in the next saved part
         self._lock = threading.Lock()  # between ``free`` and any short use of the pointer
         self._pointer: int | None = None
+        self._readers = 0  # forwards of other models that read the cache
+        self._unused: int | None = None  # the pointer, if it is to be freed after them
         self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
         self.company = ALONE  # of the last decode
@@ -146,22 +130,47 @@ class NativeCache:
 
     @property
     def width(self) -> int:
-        """Elements of a hidden row."""
-        return self._embedding
+        """Elements of a hidden row that it gives."""
+        struct = self.part.struct
+        return int(struct.pair_length) if struct.passed_on.tiles else self._embedding
 
-    def decode(
-        self, ids: IdArray, position: int, rows: int, *, pairs: Hidden | None = None, keep: bool = False
-    ) -> Hidden | None:
+    def borrow(self, lender: NativeCache) -> None:
+        """Read that cache from now on. Raises InvalidRequestError if its model's layers do not fit, ClosedError."""
+        part, other = self.part, lender.part
+        if other.skipped:
+            raise InvalidRequestError("a target without some of its layers lends no cache")
+        try:
+            layers = np.array(layers_read(part.weights.layout, other.weights.layout), dtype=np.int64)
+        except UnsupportedError as error:
+            raise InvalidRequestError(str(error)) from error
+        with lender.lent() as address:
+            _check(self._api.es_borrow(self._open(), address, layers.ctypes.data), "reading another model's cache")
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """The cache's address, for a forward that reads it. It is not freed before the block ends. Raises
+        ClosedError."""
+        with self._lock:
+            address = self._open()
+            self._readers += 1
+        try:
+            yield address
+        finally:
+            with self._lock:
+                self._readers -= 1
+            self._release()
+
+    def decode(self, ids: IdArray, position: int, rows: int, *, pairs: Hidden | None = None, keep: int = 0) -> Hidden:
         """Feed ``ids`` at ``position`` and score the last ``rows``; earlier positions stay unchanged, also on errors.
 
         At most PREFILL_CHUNK_TOKENS ids and MAX_SCORED_ROWS rows. ``pairs``: the hidden row of each token, for a
-        model that needs them. With ``keep`` it returns what follows the head's norm, (ids, width). Raises
-        CancelledError, ForwardError, ClosedError.
+        model that needs them. It returns what follows the head's norm in the last ``keep`` rows, all, the scored
+        ones or none, (keep, width). Raises CancelledError, ForwardError, ClosedError.
         """
         tokens = np.ascontiguousarray(ids, dtype=np.int32)
-        kept = np.empty((len(tokens), self._embedding), dtype=np.float32) if keep else None
+        kept = np.empty((keep, self.width), dtype=np.float32)
         self._forward(
-            Request(self._member, self._open(), tokens, position, rows, pairs=pairs, kept=kept),
+            Request(self._member, self._open(), tokens, position, rows, pairs=pairs, kept=kept if keep else None),
             f"the forward of {len(tokens)} tokens at {position}",
         )
         return kept
@@ -369,7 +378,15 @@ class NativeCache:
     def free(self) -> None:
         """Free the cache, then release the weights. Idempotent."""
         with self._lock:
-            pointer, self._pointer = self._pointer, None
+            if self._pointer is not None:
+                self._unused, self._pointer = self._pointer, None
+        self._release()
+
+    def _release(self) -> None:
+        """Free what ``free`` left, once no other model's forward reads it."""
+        with self._lock:
+            pointer = None if self._readers else self._unused
+            self._unused = self._unused if self._readers else None
         if pointer is not None:
             self._api.es_close(pointer)
             self._batch.give(self._member)
@@ -414,6 +431,7 @@ class NativeSequence(RuntimeSequence):
         facts = model.facts
         self._parents: list[int] = []  # of all nodes in the tree
         self._features: Features | None = None  # None: none are kept
+        self._keeps_all = False  # else those of scored rows
         self._tree_features: list[Hidden] = []  # of the tree's nodes
         self._begun_at = 0  # tokens before the last forward
         self._scored = 0  # rows of the last forward
@@ -448,15 +466,17 @@ class NativeSequence(RuntimeSequence):
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
         self._native.forget(position)
         self._check_in(len(ids), position, ends=rows > 0)
-        kept = self._native.decode(ids, position, rows, keep=self._features is not None)
-        if self._features is not None and kept is not None:
-            self._features.put(position, kept)
+        keep = 0 if self._features is None else len(ids) if self._keeps_all else rows
+        kept = self._native.decode(ids, position, rows, keep=keep)
+        if self._features is not None:
+            self._features.put(position + len(ids) - keep, kept)
         if self._checkpoints is not None:
             self._checkpoints.fed(ids.tolist(), position)
 
-    def keep_features(self) -> Features:
+    def keep_features(self, *, scored: bool = False) -> Features:
         if self._features is None:
             self._features = Features(self._native.width, self._length)
+        self._keeps_all |= not scored
         return self._features
 
     def _check_in(self, count: int, position: int, *, ends: bool) -> None:
@@ -624,7 +644,7 @@ class NativeSequence(RuntimeSequence):
         if source._checkpoints is not None:
             self._checkpoints = source._checkpoints.copy()
         if source._features is not None:
-            self._features = source._features.copy()
+            self._features, self._keeps_all = source._features.copy(), source._keeps_all
         if source._native.head is not self._native.head:
             self._use_head(source._native.head, source._also)
 

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from edgespec.architectures.deltas import Deltas
-from edgespec.architectures.shape import Experts, Rope as RopeForm
+from edgespec.architectures.shape import OTHERS_CACHE, Experts, Rope as RopeForm
 from edgespec.files.gguf.records import GGML_TYPES, TensorInfo
 
 # The types with kernels, by their numbers in GGUF and in the kernels.
@@ -230,11 +230,20 @@ class LayerInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairTensors:
-    """What joins a token's row and its hidden row (struct es_model), for a layer that drafts."""
+    """What joins a token's row and its hidden row (struct es_model), for what drafts by a target's hidden rows.
+
+    ``passed_on`` makes such a row of the output; without it, the output is one.
+    """
 
     projection: WeightTensor
-    token_norm: TensorInfo
-    hidden_norm: TensorInfo
+    token_norm: TensorInfo | None = None
+    hidden_norm: TensorInfo | None = None
+    passed_on: WeightTensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Elements of either row."""
+        return self.projection.columns // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +298,11 @@ class ModelLayout:
     no_drafting: str | None = None
 
     @property
+    def borrows(self) -> bool:
+        """Whether its layers read another model's keys and values, and its embedding is that model's."""
+        return any(layer.cache == OTHERS_CACHE for layer in self.layers)
+
+    @property
     def matrices(self) -> Iterator[WeightTensor]:
         """The matrices that are laid out, in memory order."""
         yield from self.own_matrices
@@ -304,6 +318,8 @@ class ModelLayout:
             yield self.inputs.projection
         if self.pair is not None:
             yield self.pair.projection
+            if self.pair.passed_on is not None:
+                yield self.pair.passed_on
         yield self.head
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.architectures.shape import OTHERS_CACHE
 from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
 from edgespec.files.progress import QUIET, Job
@@ -130,8 +131,7 @@ class NativeWeights:
             for name, weight in tensors.matrices.items():
                 setattr(layer, name, self._matrix(weight))
             for name in _VECTORS:
-                vector = getattr(tensors, name)
-                setattr(layer, name, None if vector is None else self._floats(vector))
+                setattr(layer, name, self._optional(getattr(tensors, name)))
             if tensors.delta is not None:
                 self._describe_delta(layer.delta, tensors.delta)
             if tensors.shared is not None:
@@ -140,7 +140,7 @@ class NativeWeights:
             layer.window, layer.joins_heads = tensors.window, layout.joins_heads
             layer.rope_table = _NO_ROPE if tensors.rope_table is None else tensors.rope_table
             layer.kv_heads, layer.head_length = tensors.kv_heads, tensors.head_length
-            layer.rope_length, layer.cache_layer = tensors.rope_length, tensors.cache
+            layer.rope_length, layer.cache_layer = tensors.rope_length, _cache_layer(layout, number)
             layer.value_norm, layer.output_scale = ones, 1.0
             if tensors.output_scale is not None:
                 layer.output_scale = float(_read_floats(self.files, tensors.output_scale)[0])
@@ -188,7 +188,7 @@ class NativeWeights:
             layer=ctypes.cast(layers, ctypes.POINTER(Layer)),  # the cast keeps the array alive
             output_norm=self._floats(layout.output_norm),
             head=self._matrix(layout.head),
-            embedding_rows=self.files.embedding_address(layout.embedding_rows.tensor),
+            embedding_rows=None if layout.borrows else self.files.embedding_address(layout.embedding_rows.tensor),
             embedding_type=layout.embedding_rows.type_number,
             **self._inputs(layout),
             **self._pair(layout),
@@ -222,15 +222,20 @@ class NativeWeights:
         if pair is None:
             return {}
         return {
-            "pair_length": layout.embedding,
+            "pair_length": pair.length,
             "pair_projection": self._matrix(pair.projection),
-            "pair_token_norm": self._floats(pair.token_norm),
-            "pair_hidden_norm": self._floats(pair.hidden_norm),
+            "pair_token_norm": self._optional(pair.token_norm),
+            "pair_hidden_norm": self._optional(pair.hidden_norm),
+            **({} if pair.passed_on is None else {"passed_on": self._matrix(pair.passed_on)}),
+            "borrows": layout.borrows,
         }
 
     def _keep(self, array: NDArray[Any]) -> int:
         self._kept.append(array)
         return array.ctypes.data
+
+    def _optional(self, tensor: TensorInfo | None) -> int | None:
+        return None if tensor is None else self._floats(tensor)
 
     def _floats(self, tensor: TensorInfo) -> int:
         return self._keep(_read_floats(self.files, tensor))
@@ -314,6 +319,15 @@ class NativeWeights:
             if ctypes.string_at(address, tile.size) != tile.tobytes():
                 return False
         return True
+
+
+def _cache_layer(layout: ModelLayout, number: int) -> int:
+    """The layer whose cache a layer reads; of a model that borrows one the first layer of its kind."""
+    own = layout.layers[number]
+    if own.cache != OTHERS_CACHE:
+        return own.cache
+    kinds = [(each.window, each.kv_heads, each.head_length) for each in layout.layers]
+    return kinds.index(kinds[number])
 
 
 def load_weights(

@@ -1,0 +1,137 @@
+"""Gemma 4's assistant, a file for itself, drafts for its target, and no text depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Done
+from edgespec.engine.session import Session
+from edgespec.errors import InvalidRequestError
+from tests.support.assistants import Pair, agreeing_pair, written_pair
+from tests.support.kernel_calls import require_native
+from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.tiny_models import TinyModels, answer
+
+require_native()
+
+TOKENS = 90
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "seed": 7},
+    "cut": {"temperature": 1.1, "seed": 8, "top_k": 20, "repeat_penalty": 1.2},
+}
+
+
+def load(tiny: TinyModels, pair: Pair, **overrides: Any) -> Engine:
+    own = {"draft": str(pair[1]), "runtime": "native", "draft_runtime": "auto", "threads": 2, "lookup": False}
+    return tiny.load_speculating(pair[0], **(own | overrides))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return agreeing_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: TinyModels, pair: Pair) -> Iterator[Engine]:
+    with load(tiny, pair) as engine:
+        yield engine
+
+
+def said(session: Session, depth: int | None = None, prompt: str = "the people", **asked: Any) -> Done:
+    return answer(session.generate(prompt, max_tokens=TOKENS, depth=depth, **asked))
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for name, asked in ASKED.items():
+        with engine.session() as session:
+            found[name] = said(session, 0, **asked).token_ids
+    return found
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("depth", [None, 1, 6])
+def test_the_text_is_plain_decodings(
+    engine: Engine, plain: dict[str, tuple[int, ...]], name: str, depth: int | None
+) -> None:
+    with engine.session() as session:
+        done = said(session, depth, **ASKED[name])
+    assert done.token_ids == plain[name]
+    assert done.stats.accepted > 10
+
+
+def test_answers_at_a_time_have_the_same_texts(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
+    def ask(name: str) -> tuple[int, ...]:
+        with engine.session() as session:
+            return said(session, 4, **ASKED[name]).token_ids
+
+    names = [*ASKED] * 2
+    with ThreadPoolExecutor(len(names)) as threads:
+        assert list(threads.map(ask, names)) == [plain[name] for name in names]
+
+
+def test_branched_undone_and_saved_sessions_continue_as_plain_ones(engine: Engine, tmp_path: Path) -> None:
+    found = []
+    for depth in (0, 5):
+        with engine.session() as session:
+            said(session, depth)
+            with session.branch() as branch:
+                found.append([said(branch, depth, "other words").token_ids])
+            said(session, depth, "some water")
+            session.undo()
+            found[-1].append(said(session, depth, "many people").token_ids)
+            session.save(tmp_path / f"{depth}.edgespec")
+        with engine.restore(tmp_path / f"{depth}.edgespec") as restored:
+            done = said(restored, depth, "and so on")
+            assert (done.stats.accepted > 10) == (depth > 0)
+            found[-1].append(done.token_ids)
+    assert found[0] == found[1]
+
+
+def test_an_assistant_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_path: Path) -> None:
+    with load(tiny, written_pair(tmp_path, quant="Q8_0")) as engine:
+        assert engine.plan.drafter is not None
+        assert engine.plan.mode != "pipelined"
+        found = []
+        for depth in (0, 4):
+            with engine.session() as session:
+                done = said(session, depth)
+                assert (done.stats.proposed > 0) == (depth > 0)
+                found.append(done.token_ids)
+    assert found[0] == found[1]
+
+
+def test_an_assistant_counts_its_targets_rows_and_no_cache(engine: Engine) -> None:
+    drafter = engine.pair.pool.drafter
+    assert drafter is not None
+    assert drafter.memory.cache_bytes == 0
+    assert drafter.memory.buffers_bytes > 2 * 2048 * 128 * 4
+    assert not drafter.in_process
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+def test_a_named_assistant_of_another_target_is_an_error(tiny: TinyModels, pair: Pair, tmp_path: Path) -> None:
+    wider = write_tiny_gguf(tmp_path / "wider.gguf", architecture="llama", width=256)
+    words = "its-assistant is not for this target: it reads rows of 128 elements, and those of this target have 256"
+    with pytest.raises(InvalidRequestError, match=words):
+        tiny.load(wider, draft=str(pair[1]), runtime="native")
+
+
+def test_a_target_that_llama_cpp_runs_lends_nothing(tiny: TinyModels, pair: Pair) -> None:
+    with pytest.raises(InvalidRequestError, match="it reads its target's cache, and llama lends none"):
+        tiny.load(pair[0], draft=str(pair[1]), runtime="llama")
+
+
+def test_an_assistant_as_the_target_is_refused(tiny: TinyModels, pair: Pair) -> None:
+    with pytest.raises(InvalidRequestError, match="reads the cache of the model that it drafts for, so it can only"):
+        tiny.load(pair[1], draft="none")
