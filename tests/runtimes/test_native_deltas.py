@@ -141,8 +141,8 @@ class Walk:
         start = self.sequence.length
         more = self.tokens[start : start + self.source.choice((4, 150))]
 
-        def late(cache: NativeCache, ids: Any, position: int, rows: int) -> None:
-            decode(cache, ids, position, rows)
+        def late(cache: NativeCache, ids: Any, position: int, rows: int, **named: Any) -> None:
+            decode(cache, ids, position, rows, **named)
             raise CancelledError("late")
 
         decode = NativeCache.decode

@@ -202,10 +202,10 @@ def test_a_rewind_to_what_was_given_back_drops_everything(model: NativeModel, pa
 def test_a_cancelled_forward_that_gave_positions_back_drops_everything(model: NativeModel, path: Path) -> None:
     tokens, decode = some_tokens(path, LENGTH), NativeCache.decode
 
-    def cancelled_later(self: NativeCache, ids: Any, position: int, rows: int) -> None:
+    def cancelled_later(self: NativeCache, ids: Any, position: int, rows: int, **named: Any) -> None:
         if position >= 640:
             raise CancelledError("later")
-        decode(self, ids, position, rows)
+        decode(self, ids, position, rows, **named)
 
     with model.open(LENGTH) as sequence, patch.object(NativeCache, "decode", cancelled_later):
         sequence.forward(tokens[:100], 0)
