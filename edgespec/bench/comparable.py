@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.vocabulary import compare_vocabularies
 from edgespec.files.model_file import LocatedModel
 from edgespec.runtimes.table import RUNTIMES
@@ -41,7 +41,15 @@ def _locate(text: str, locator: Locator) -> LocatedModel:
     """
     runtime, colon, model = text.partition(":")
     if not colon or runtime not in RUNTIMES:
-        return locator.locate(text)
+        try:
+            return locator.locate(text)
+        except (ModelNotFoundError, ModelFileError):
+            if colon and _is_model(model, locator):
+                known = ", ".join(RUNTIMES)
+                raise InvalidRequestError(
+                    f"there is no runtime {runtime!r:.40}", hint=f"the runtimes are {known}"
+                ) from None
+            raise
     located = locator.locate(model)
     if not RUNTIMES[runtime].runs(located):
         if located.onnx is None:
@@ -49,3 +57,11 @@ def _locate(text: str, locator: Locator) -> LocatedModel:
         raise InvalidRequestError(f"{located.name} is an ONNX model, which {runtime} does not run")
     RUNTIMES[runtime].list_devices()  # raises before a model is loaded
     return replace(located, runtime=runtime)
+
+
+def _is_model(text: str, locator: Locator) -> bool:
+    try:
+        locator.check(text)
+    except EdgespecError:
+        return False
+    return True

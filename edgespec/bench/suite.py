@@ -10,6 +10,7 @@ to make sense, and ``"quick": true`` puts the prompt into the suite "quick" as w
 from __future__ import annotations
 
 import ast
+import difflib
 import gzip
 import hashlib
 import json
@@ -150,9 +151,10 @@ def suite_sha256(prompts: Sequence[Prompt]) -> str:
 def _builtin(name: str) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     """(the prompts, the ids of prompts whose source cannot be read)."""
     if name not in BUILTIN_SUITES:
+        near = "".join(f"did you mean {each}? " for each in difflib.get_close_matches(name, BUILTIN_SUITES, n=1))
         raise InvalidRequestError(
-            f'there is no suite "{name}"',
-            hint=f"built-in suites: {', '.join(BUILTIN_SUITES)}; give a file by its path",
+            f"there is no suite {name!r:.80}",
+            hint=f"{near}built-in suites: {', '.join(BUILTIN_SUITES)}; give a file by its path",
         )
     file = "ours.jsonl" if name == "quick" else f"{name}.jsonl"
     content = resources.files("edgespec.bench").joinpath("suites", file).read_bytes()
@@ -179,7 +181,10 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise InvalidRequestError(f"the suite {path} cannot be read: {error.strerror or error}") from error
+        raise InvalidRequestError(
+            f"the suite {path} cannot be read: {error.strerror or error}",
+            hint="give the path of a file with a prompt a line, or JSON Lines",
+        ) from error
 
 
 def _bounded(file: BinaryIO, name: str) -> bytes:

@@ -214,7 +214,7 @@ def bench(
 
 
 def _prompts(suite: str, limit: int | None, categories: list[str]) -> tuple[str, list[Prompt]]:
-    if suite in BUILTIN_SUITES:
+    if suite in BUILTIN_SUITES or (suite.isidentifier() and not Path(suite).exists()):
         name, prompts = suite, list(builtin_suite(suite))
         missing = missing_prompts(suite)
         if missing:

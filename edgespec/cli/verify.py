@@ -63,7 +63,7 @@ def verify(
             )
         ways = f"{depths[0]} to {depths[-1]}" if len(depths) > 1 else str(depths[0])
         note(
-            f"{len(selected)} prompts, {max_tokens} tokens, "
+            f"{len(selected)} prompt{'s' if len(selected) > 1 else ''}, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else f'greedy and sampled ({SAMPLED})'}, depths "
             f"{ways}{' and trees' if checks_trees(engine, depths) else ''} against plain decoding"
             + _duration(engine, len(selected) * (1 + len(depths) + checks_trees(engine, depths)), max_tokens)

@@ -45,6 +45,18 @@ def test_pull_and_rm_reject_an_unknown_model_name(here: InProcess) -> None:
     assert not here.home.exists()
 
 
+def test_an_unknown_suite_is_an_error_with_a_hint(here: InProcess) -> None:
+    known = "built-in suites: ours, quick, long-prompts, short, verify; give a file by its path"
+    for name, hint in (("quik", f"did you mean quick? {known}"), ("zzz", known)):
+        unknown = here("bench", "--suite", name)
+        unknown.failed_well(f"there is no suite '{name}'", code=2)
+        assert unknown.hint == hint
+    for command in ("bench", "verify"):
+        absent = here(command, "--suite", "nope.jsonl")
+        absent.failed_well("the suite nope.jsonl cannot be read", code=2)
+        assert absent.hint == "give the path of a file with a prompt a line, or JSON Lines"
+
+
 def missing(_data: bytes) -> bytes | None:
     return None
 

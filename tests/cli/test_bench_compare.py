@@ -283,6 +283,9 @@ def test_a_wrong_compare_option_is_an_error_before_the_target_is_loaded(
     stranger = here("bench", *target, "--compare", tiny.drafter, "--compare", tiny.stranger)
     stranger.failed_well("stranger has another vocabulary than target", code=2)
     assert "ONNX" in stranger.hint
+    runtime = here("bench", *target, "--compare", f"cuda:{tiny.drafter}")
+    runtime.failed_well("there is no runtime 'cuda'", code=2)
+    assert runtime.hint == "the runtimes are native, llama, onnx"
     (tmp_path / "empty").mkdir()
     here("bench", *target, "--compare", tmp_path / "empty").failed_well("holds 0 models")
 

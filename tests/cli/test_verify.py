@@ -58,6 +58,7 @@ def test_verify_succeeds_if_all_tokens_are_identical(verify: Verify) -> None:
     assert "sampling    greedy; temperature 0.7, top-p 0.9, seed 1\n" in found.out
     assert "greedy and sampled (temperature 0.7, top-p 0.9, seed 1), depths 1" in found.err
     assert "against plain decoding: less than a minute\n" in found.err
+    assert "\n1 prompt, 8 tokens, " in f"\n{found.err}"
     greedy, sampled = verify(lambda report: report, "--json").json["samplings"]
     assert (greedy["temperature"], sampled["temperature"], sampled["top_p"], sampled["seed"]) == (0.0, 0.7, 0.9, 1)
 
