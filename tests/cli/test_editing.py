@@ -92,8 +92,14 @@ def test_a_long_paste_is_a_marker_that_is_sent_whole(opened: Open, place: Home) 
     chat.wait_for("pasted")
     chat.type(CTRL_C)
     chat.wait_for(EDITING)
+    chat.type("/undo\r")
+    chat.wait_for("undone")
+    chat.wait_for(EDITING)
+    chat.wait_for(r"\[40 lines pasted\] Sum\?")
+    chat.type(CTRL_C)
+    chat.wait_for(EDITING)
     leave(chat)
-    assert history(place) == ["\n".join([*lines[:-1], "row 39 Sum?"])]
+    assert history(place) == ["\n".join([*lines[:-1], "row 39 Sum?"]), "/undo"]
 
 
 def test_alt_enter_and_triple_quotes_make_prompts_of_several_lines(opened: Open, place: Home) -> None:

@@ -56,6 +56,15 @@ def test_a_marker_stands_for_a_long_text(text: str, shown: str) -> None:
     assert pastes.whole(f"a {shown} b {shown}") == f"a {text} b {text}"
 
 
+def test_a_prompt_comes_back_as_the_line_that_was_sent() -> None:
+    pastes = Pastes()
+    line = f"{pastes.shown(LONG)} What is this?"
+    assert pastes.line(pastes.whole(line)) == "[190 lines pasted, 2]", "nothing of it was sent"
+    assert pastes.sent(line) == f"{LONG} What is this?"
+    assert pastes.line(pastes.whole(line)) == line
+    assert pastes.line("short") == "short"
+
+
 def test_each_text_has_its_marker_and_a_marker_in_a_text_is_text() -> None:
     pastes, other = Pastes(), LONG.replace("line 0", "[190 lines pasted]")
     assert [pastes.shown(text) for text in (LONG, other, LONG)] == [

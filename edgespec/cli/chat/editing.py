@@ -79,7 +79,7 @@ class EditedPrompts:
                 self._ahead.given(),
                 self._interrupts.during(self._leave_editor, forgives=(signal.SIGINT,)),
             ):
-                shown = self._session.prompt(default=self._pastes.shown(begun), handle_sigint=False)
+                shown = self._session.prompt(default=self._pastes.line(begun), handle_sigint=False)
         except _InterruptedError:
             if not self._interrupts.pending():  # Ctrl-C as a key
                 signal.raise_signal(signal.SIGINT)
@@ -88,7 +88,7 @@ class EditedPrompts:
             note("")
             return None
         # The editor gives bytes that are not UTF-8 as surrogates.
-        text = decode_input(self._pastes.whole(shown).encode("utf-8", "surrogateescape"))
+        text = decode_input(self._pastes.sent(shown).encode("utf-8", "surrogateescape"))
         return unquoted(text) or Prompt(text)
 
     def _leave_editor(self) -> None:
@@ -160,7 +160,7 @@ class _Known(History):
         self._history, self._pastes = history, pastes
 
     def load_history_strings(self) -> Iterable[str]:
-        return map(self._pastes.shown, reversed(self._history.prompts))
+        return map(self._pastes.line, reversed(self._history.prompts))
 
     def store_string(self, string: str) -> None:
         self._history.add(self._pastes.whole(string))

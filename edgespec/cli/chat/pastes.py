@@ -12,6 +12,7 @@ class Pastes:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._lines: dict[str, str] = {}  # what the editor showed of prompts that were sent
 
     def shown(self, text: str) -> str:
         """What the editor shows for a text: the text itself, or the marker of a long one."""
@@ -24,6 +25,16 @@ class Pastes:
             number += 1
             marker = f"[{size} pasted, {number}]"
         return marker
+
+    def sent(self, shown: str) -> str:
+        """``whole``, for a prompt that is sent."""
+        whole = self.whole(shown)
+        self._lines[whole] = shown
+        return whole
+
+    def line(self, prompt: str) -> str:
+        """What the editor shows of a prompt that comes back: the line as it was sent, else as ``shown``."""
+        return self._lines.get(prompt) or self.shown(prompt)
 
     def whole(self, shown: str) -> str:
         """The prompt that the editor shows, with its texts in place of their markers."""
