@@ -33,7 +33,7 @@ class Pastes:
         return whole
 
     def line(self, prompt: str) -> str:
-        """What the editor shows of a prompt that comes back: the line as it was sent, else as ``shown``."""
+        """What the editor shows of a prompt that comes back: the line that was sent, else as ``shown``."""
         return self._lines.get(prompt) or self.shown(prompt)
 
     def whole(self, shown: str) -> str:
