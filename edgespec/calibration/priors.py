@@ -92,7 +92,7 @@ def expected_acceptance(source: str, *, translated: bool = False) -> float:
 
 def _level(facts: ModelFacts) -> str | None:
     """The instruction set of a model in our kernels; None in another runtime."""
-    if not facts.bit_equal_by_construction or facts.device != HOST:
+    if not (facts.bit_equal_by_construction or facts.follows) or facts.device != HOST:
         return None
     level = facts.settings.get("level")
     return level if isinstance(level, str) else None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.calibration.priors import expected_draft_cost
 from edgespec.planning.choice.planner import decide, make_plan
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
@@ -29,3 +30,17 @@ def test_it_is_planned_serially_with_a_reason(follows: bool) -> None:
     costs = Costs(plain_s=0.1, drafts={"model": FREE}, contention=Contention())
     plan = make_plan(wanted, FACTS, WidthProbe(widths=tuple(range(1, 9)), complete=True), (), costs, ranking)
     assert ("its layer drafts: it reads what the model computes for each token" in plan.reasons) == follows
+
+
+def test_its_cost_is_estimated_by_the_bytes_that_it_reads_before_it_is_timed() -> None:
+    settings = {"level": "avx512-vnni"}
+    big = model_facts(runtime="native", settings=settings, bit_equal_by_construction=True, bytes_per_forward=1000)
+    costs = [
+        expected_draft_cost(
+            model_facts("its layer", settings=settings, follows=True, bytes_per_forward=read), big, 0.1
+        )
+        for read in (50, 100)
+    ]
+    assert costs[0] is not None
+    assert costs[1] is not None
+    assert 0 < costs[0].token_s == pytest.approx(costs[1].token_s / 2)
