@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from edgespec.architectures.table import READERS
 from edgespec.errors import ModelFileError
 from edgespec.files.checked import cannot_map
 
@@ -400,6 +399,8 @@ class GgufHeader:
     @property
     def reads_target(self) -> bool:
         """Whether it is a drafter without keys, which reads its target's cache."""
+        from edgespec.architectures.table import READERS  # here: help and completion need no architecture
+
         return self.architecture in READERS
 
     @property
