@@ -400,7 +400,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
     ("options", "words"),
     [
         (("--suite", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
-        (("--suite", "quik"), "quik cannot be read"),
+        (("--suite", "quik"), "there is no suite 'quik'"),
         (("--suite", "."), "cannot be read"),
         (("--arms", "planned,plan"), 'there is no arm "plan"'),
         (("--category", "poetry"), 'the suite quick has no category "poetry"'),

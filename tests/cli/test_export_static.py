@@ -40,7 +40,7 @@ def test_a_static_cache_export_has_fixed_shapes(
         (("--to", "onnx", "--static-cache", str(LEAST_STATIC_CACHE - 1)), (f"{LEAST_STATIC_CACHE - 1} tokens",)),
         (("--to", "onnx", "--static-cache", "-1"), ("-1 tokens",)),
         (("--to", "onnx", "--static-cache", str(10**12)), (f"{10**12} tokens",)),
-        (("--to", "onnx", "--static-cache", "many"), ("--static-cache", "valid integer")),
+        (("--to", "onnx", "--static-cache", "many"), ("--static-cache must be a whole number",)),
         # Said before rows are counted: the text does not exist.
         ((*FIXED[:3], "3", "--trim-vocab", "300", "--trim-from", "missing.txt"), ("3 tokens",)),
     ],

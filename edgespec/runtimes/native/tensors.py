@@ -328,7 +328,8 @@ def requantize(layout: ModelLayout) -> ModelLayout:
 
     It only drafts, so the layer that drafts for it is left out.
     """
-    layout = replace(layout, drafting=None)
+    if layout.drafting is not None:
+        layout = replace(layout, drafting=None)
     smaller = replace(layout, layers=tuple(map(_requantize_layer, layout.layers)), head=_requantize(layout.head))
     return smaller if any(weight.kept_as is not None for weight in smaller.matrices) else layout
 
