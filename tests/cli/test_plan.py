@@ -52,7 +52,7 @@ def test_a_described_machine_gets_devices_mode_depth_speed_and_reasons(here: InP
         assert shown["depth"] == f"up to {plan['depth_cap']}"
         assert f", {best['speedup']:.2f}x plain decoding" in shown["speed"]
         assert re.search(
-            rf"{best['possible_speedup']:.1f}x if all (the drafter's )?guesses are right$", shown["limit"]
+            rf"at most {best['possible_speedup']:.1f}x, if all (the drafter's )?guesses are right; ", shown["limit"]
         )
         assert f"{best['speedup']:.2f}x the fastest plain decoding" in plan["reasons"][0]
         assert plan["reasons"][0] == f"{best['what']}: {best['reason']}"
@@ -68,7 +68,7 @@ def test_plan_prints_five_labelled_lines(here: InProcess) -> None:
     assert re.fullmatch(
         r"\d+\.\d tokens/s, 1\.\d\dx plain decoding; the text: not checked on this machine", shown["speed"]
     )
-    assert re.fullmatch(r"2\.\d tokens a round expected; .*", shown["limit"])
+    assert re.fullmatch(r"at most \d\.\dx, .*; 2\.\d tokens are expected of a round", shown["limit"])
     assert shown["to do"] == "nothing; --explain says why"
 
 

@@ -79,6 +79,6 @@ def _limit(plan: Plan, best: Candidate | None) -> str:
     if best is None or plan.mode == "plain":
         return "every token reads all weights"
     whose = "the drafter's guesses" if best.depth else "guesses"
-    most = f"{best.possible_speedup:.1f}x if all {whose} are right"
-    expected = f"{best.tokens_per_round:.1f} tokens a round expected" if best.depth else "what copies gain varies"
-    return f"{expected}; {most}"
+    most = f"at most {best.possible_speedup:.1f}x, if all {whose} are right"
+    round_words = f"{best.tokens_per_round:.1f} tokens are expected of a round"
+    return f"{most}; {round_words if best.depth else 'what copies gain varies'}"
