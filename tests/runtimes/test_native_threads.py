@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,9 +76,9 @@ def test_a_cancelled_long_prefill_ends_and_the_sequence_stays_usable(model: Nati
         started, cancelled = threading.Event(), 0
         decode = sequence._native.decode
 
-        def decode_and_tell(*arguments: object) -> None:
+        def decode_and_tell(*arguments: Any, **more: Any) -> object:
             started.set()
-            decode(*arguments)  # type: ignore[arg-type]
+            return decode(*arguments, **more)
 
         sequence._native.decode = decode_and_tell  # type: ignore[method-assign, assignment]
         for _ in range(20):
@@ -141,6 +142,7 @@ def test_sequences_that_open_cancel_and_close_leave_the_others_rows_alone(model:
 SMALL_STACKS = """
 import ctypes, sys
 from pathlib import Path
+from typing import Any
 libc = ctypes.CDLL(None)
 libc.pthread_self.restype = ctypes.c_void_p
 libc.pthread_getattr_np.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
