@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequestError, ModelFileError, ModelNotFoundError
 from edgespec.files.gguf.names import MOST_PARTS
-from edgespec.files.model_file import KeptSettings
 from edgespec.store.scan import FoundModel, Ignored, files_below, found_model, small_file
+
+if TYPE_CHECKING:
+    from edgespec.files.model_file import KeptSettings
 
 OLLAMA_PREFIX = "ollama:"
 
@@ -90,6 +92,8 @@ def find_ollama(roots: Sequence[Path], name: str) -> FoundModel:
 
 def kept_settings(model: FoundModel) -> KeptSettings:
     """The settings that Ollama keeps with a model that ``find_ollama`` found. Raises ModelFileError."""
+    from edgespec.files.model_file import KeptSettings  # completion of names reads no header
+
     assert model.settings is not None
     root = next(folder for folder in model.settings.parents if folder.name == "manifests").parent
     try:
