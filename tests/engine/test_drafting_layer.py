@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,24 +11,17 @@ import numpy as np
 import pytest
 
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Notice
-from edgespec.engine.session import Session
+from edgespec.engine.events import Notice
 from edgespec.errors import ForwardError
 from edgespec.files.gguf.header import read_header
 from edgespec.planning.choice.ranking import explain
 from edgespec.runtimes.native.following import DraftingSequence
 from tests.support.kernel_calls import require_native
+from tests.support.same_texts import ASKED, continued, plain_texts, said, texts_at_a_time
 from tests.support.tiny_gguf import write_tiny_gguf
-from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, read_all
+from tests.support.tiny_models import TinyModels, invent_measurements, load_drafter, read_all
 
 require_native()
-
-TOKENS = 90
-ASKED: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "sampled": {"temperature": 0.9, "seed": 7},
-    "cut": {"temperature": 1.1, "seed": 8, "top_k": 20, "repeat_penalty": 1.2},
-}
 
 
 def agreeing(path: Path) -> Path:
@@ -65,17 +57,9 @@ def engine(tiny: TinyModels, path: Path) -> Iterator[Engine]:
         yield engine
 
 
-def said(session: Session, depth: int | None = None, prompt: str = "the people", **asked: Any) -> Done:
-    return answer(session.generate(prompt, max_tokens=TOKENS, depth=depth, **asked))
-
-
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for name, asked in ASKED.items():
-        with engine.session() as session:
-            found[name] = said(session, 0, **asked).token_ids
-    return found
+    return plain_texts(engine)
 
 
 def test_the_layer_drafts_and_the_plan_names_it(engine: Engine) -> None:
@@ -105,30 +89,16 @@ def test_the_text_is_plain_decodings(
 
 
 def test_answers_at_a_time_have_the_same_texts(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
-    def ask(name: str) -> tuple[int, ...]:
-        with engine.session() as session:
-            return said(session, 4, **ASKED[name]).token_ids
-
-    names = [*ASKED] * 2
-    with ThreadPoolExecutor(len(names)) as threads:
-        assert list(threads.map(ask, names)) == [plain[name] for name in names]
+    found = texts_at_a_time(engine)
+    assert [ids for _, ids in found] == [plain[name] for name, _ in found]
 
 
 def test_branched_undone_and_saved_sessions_continue_like_plain_ones(engine: Engine, tmp_path: Path) -> None:
     found = []
     for depth in (0, 5):
-        with engine.session() as session:
-            said(session, depth)
-            with session.branch() as branch:
-                found.append([said(branch, depth, "other words").token_ids])
-            said(session, depth, "some water")
-            session.undo()
-            found[-1].append(said(session, depth, "many people").token_ids)
-            session.save(tmp_path / f"{depth}.edgespec")
-        with engine.restore(tmp_path / f"{depth}.edgespec") as restored:
-            done = said(restored, depth, "and so on")
-            assert (done.stats.accepted > 20) == (depth > 0)
-            found[-1].append(done.token_ids)
+        ids, accepted = continued(engine, depth, tmp_path / f"{depth}.edgespec")
+        assert (accepted > 20) == (depth > 0)
+        found.append(ids)
     assert found[0] == found[1]
 
 
