@@ -49,7 +49,7 @@ def tool(name: str = "weather", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters, **more}}
 
 
-def call(name: str = "weather", arguments: Any = '{"city": "x"}', **more: Any) -> dict[str, Any]:
+def call(name: Any = "weather", arguments: Any = '{"city": "x"}', **more: Any) -> dict[str, Any]:
     own = {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}, **more}
     return {"role": "assistant", "content": None, "tool_calls": [own]}
 
@@ -110,7 +110,7 @@ def test_calls_are_events_and_their_text_is_not_in_the_texts(session: Session, s
     assert second.stats.cached_tokens >= done.stats.prompt_tokens
     assert session.messages[:3] == (*sent[:2], {**sent[2], "name": "weather"})
     assert session.undo() == "hello"
-    assert session.messages == ()
+    assert not session.messages
 
 
 def test_calls_are_read_on_the_thread_that_decodes(
@@ -159,7 +159,8 @@ def test_a_closed_answer_gives_no_further_event(session: Session, says: list[str
 
 
 def test_without_tools_or_with_the_choice_none_a_call_is_text(session: Session, says: list[str]) -> None:
-    for more in ({}, {"tools": [tool()], "tool_choice": "none"}, {"tools": []}):
+    uncalled: list[dict[str, Any]] = [{}, {"tools": [tool()], "tool_choice": "none"}, {"tools": []}]
+    for more in uncalled:
         says += CHUNKS
         done = answer(session.generate("hello", max_tokens=len(CHUNKS), depth=0, **more))
         assert (done.tool_calls, session.messages[-1]["content"]) == ((), "".join(CHUNKS))

@@ -207,11 +207,11 @@ INVALID_PROBS: dict[str, Callable[[int, int], tuple[object, Distribution | None]
     "two dimensions": lambda token, depth: (3, Distribution(np.array([[3, 4]]), np.array([[0.5, 0.5]]))),
     "unsigned ids that wrap": lambda token, depth: (
         3,
-        Distribution(np.array([4, 3], dtype=np.uint64), np.array([0.5, 0.5])),  # type: ignore[arg-type]
+        Distribution(np.array([4, 3], dtype=np.uint64), np.array([0.5, 0.5])),
     ),
     "ids that are not integers": lambda token, depth: (
         3,
-        Distribution(np.array([float("nan")]), np.ones(1)),  # type: ignore[arg-type]
+        Distribution(np.array([float("nan")]), np.ones(1)),
     ),
 }
 

@@ -288,9 +288,9 @@ def write_tiny_gguf(
     if drafting is not None:
         writer.add_uint32(f"{architecture}.nextn_predict_layers", 1)
         named = {"embed_tokens": np.sqrt(width), "shared_head_head": 3.0}
-        own = [(f"nextn.{name}.weight", _normal(random, len(tokens), width, named[name])) for name in named]
+        tables = [(f"nextn.{name}.weight", _normal(random, len(tokens), width, named[name])) for name in named]
         norm = np.linspace(0.5, 2, width, dtype=np.float32)
-        given = [(f"blk.{layers}.{name}", data) for name, data in (*own, ("nextn.shared_head_norm.weight", norm))]
+        given = [(f"blk.{layers}.{name}", data) for name, data in (*tables, ("nextn.shared_head_norm.weight", norm))]
         given = [(name, data) for name, data in given if any(each in name for each in drafting)]
         parts = layer_parts(form, sizes, (), layers, forms=form.drafting_layer)
         for name, data in (*_layer(random, parts), *given):
