@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
+from edgespec.runtimes.llama import library
 from tests.support.lock_ranks import ranked_locks
 from tests.support.steady_rounds import steady_rounds
 from tests.support.tiny_models import TinyModels
@@ -50,6 +52,13 @@ def _steady_rounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """What engines decide from the times of rounds does not depend on this machine."""
     if OWN_TIMES.isdisjoint(request.path.parts):
         steady_rounds(monkeypatch)
+
+
+@pytest.fixture
+def llama_repacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp may repack weights, also where its build has AMX: for tests whose weights no AMX code multiplies."""
+    found = replace(library.load(), has_tiles=False)
+    monkeypatch.setattr(library, "_load", lambda: found)
 
 
 @pytest.fixture(scope="session", autouse=True)

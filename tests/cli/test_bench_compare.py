@@ -200,6 +200,7 @@ def test_compare_accepts_a_runtime_before_the_model(
     assert result.json["plan"]["target"]["runtime"] == OWN, "the target's own is not touched"
 
 
+@pytest.mark.usefixtures("llama_repacks")
 def test_whole_requests_are_held_against_llama_cpp_as_it_reads_prompts_fastest_too(
     here: InProcess, tiny: TinyModels, target: tuple[str, ...], fake: FakeRun, invented: None
 ) -> None:

@@ -110,6 +110,7 @@ def test_models_to_compare_decode_and_are_closed_with_the_engine(
         engine.pair.load_comparable(find(tiny.target))
 
 
+@pytest.mark.usefixtures("llama_repacks")
 def test_for_prompts_a_file_is_loaded_again_in_its_fastest_prompt_setting(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], tmp_path: Path
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_requested_number_of_layers_is_the_only_placement_on_the_gpu(cards: In
     assert names(places(target, gpu_layers=50).targets) == [here, "target on Vulkan0"]
 
 
+@pytest.mark.usefixtures("llama_repacks")
 def test_a_placement_uses_settings_that_were_measured(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0"))
     found = places(target, known=lambda facts: not facts.settings["repack"] and facts.device == "cpu")

@@ -152,6 +152,7 @@ def test_a_llama_drafter_is_repacked_even_if_the_target_is_not(located: LocatedM
     assert settings.flash_attention
 
 
+@pytest.mark.usefixtures("llama_repacks")
 def test_each_runtime_lists_the_settings_worth_probing() -> None:
     def stable_settings(preferred: Settings) -> tuple[Settings, ...]:
         return tuple(runtime_of(preferred).stable_settings(preferred))

@@ -117,19 +117,19 @@ def test_the_build_identity_follows_the_native_code(tmp_path: Path) -> None:
         class _lib:  # noqa: N801 - the name llama-cpp-python gives it
             _name = str(tmp_path / "libllama.so")
 
-        @staticmethod
-        def llama_print_system_info() -> bytes:
-            return b"AVX = 1"
+    def identity(version: str = "1.0", features: bytes = b"AVX = 1") -> str:
+        return llama_library._build_identity(Api, version, features)
 
     (tmp_path / "libllama.so").write_bytes(b"code")
     (tmp_path / "libggml-cpu.so").write_bytes(b"kernels")
     (tmp_path / "unrelated.txt").write_bytes(b"")
-    before = llama_library._build_identity(Api, "1.0")
+    before = identity()
     (tmp_path / "unrelated.txt").write_bytes(b"changed")
-    assert llama_library._build_identity(Api, "1.0") == before
-    assert llama_library._build_identity(Api, "1.1") != before
+    assert identity() == before
+    assert identity("1.1") != before
+    assert identity(features=b"AVX = 0") != before
     (tmp_path / "libggml-cpu.so").write_bytes(b"other kernels")
-    assert llama_library._build_identity(Api, "1.0") != before
+    assert identity() != before
 
 
 def test_parallel_first_calls_load_the_library_once() -> None:

@@ -13,10 +13,12 @@ import pytest
 from edgespec.errors import InvalidRequestError, MemoryLimitError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.gguf.header import read_header
 from edgespec.hardware.drivers import gpu_drivers
+from edgespec.runtimes.llama import library
 from edgespec.runtimes.llama.context import AbortFlag, LlamaSettings, NativeContext
 from edgespec.runtimes.llama.devices import EVERYTHING
 from edgespec.runtimes.llama.facts import describe_model, usable_settings
 from edgespec.runtimes.llama.library import LlamaLibrary, load
+from edgespec.runtimes.llama.runtime import LlamaRuntime
 from tests.runtimes.test_llama_devices import handles
 from tests.support.loading import load_model, located
 from tests.support.native_devices import gpu
@@ -102,6 +104,28 @@ def test_loading_on_the_cpu_asks_no_driver(monkeypatch: pytest.MonkeyPatch, tiny
         assert model.facts.device == "cpu"
 
 
+@pytest.mark.parametrize("has_tiles", [True, False])
+def test_weights_are_repacked_only_by_a_build_without_tiles(
+    monkeypatch: pytest.MonkeyPatch, tiny_gguf: Path, has_tiles: bool
+) -> None:
+    """GCC 12 compiles llama.cpp's code for AMX so that the first prompt ends the process."""
+    found = replace(load(), has_tiles=has_tiles)
+    monkeypatch.setattr(library, "_load", lambda: found)
+    api = load().api
+    loading = Recorder(lambda params: {"repacked": params.use_extra_bufts}, api.llama_model_load_from_file)
+    monkeypatch.setattr(api, "llama_model_load_from_file", loading)
+    with load_model(tiny_gguf, LlamaSettings()) as model:
+        assert (model.settings.repack, model.facts.settings["repack"]) == (not has_tiles, not has_tiles)
+    assert loading.seen == [{"repacked": not has_tiles}]
+    assert [each.repack for each in LlamaRuntime().stable_settings(LlamaSettings())] == (
+        [False] if has_tiles else [True, False]
+    )
+
+
+def test_a_build_with_tiles_is_known_by_what_it_says_of_itself() -> None:
+    assert load().has_tiles == (b"AMX_INT8 = 1" in load().api.llama_print_system_info())
+
+
 # ----------------------------------------------------------------------------------------- a graphics card
 
 
@@ -183,7 +207,7 @@ def test_equivalent_placements_get_the_same_settings(
     assert usable_settings(settings, read_header(tiny_gguf)) == settings
 
 
-@pytest.mark.usefixtures("cards")
+@pytest.mark.usefixtures("cards", "llama_repacks")
 def test_facts_hold_the_devices_name_and_description(tiny_gguf: Path) -> None:
     """Measurements of one card must not be used for another card with the same name."""
     header = read_header(tiny_gguf)

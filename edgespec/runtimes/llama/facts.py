@@ -21,8 +21,8 @@ def describe_model(file: LocatedModel, settings: LlamaSettings) -> ModelFacts:
     Raises InvalidRequestError, and RuntimeUnavailableError if llama.cpp or the device is missing.
     """
     header = file.header
-    settings = usable_settings(settings, header)
     library = load()
+    settings = without_tiles(usable_settings(settings, header), library)
     device = device_of(library, settings)
     said = settings.as_json()
     if device is not None:
@@ -63,6 +63,15 @@ def usable_settings(settings: LlamaSettings, header: GgufHeader) -> LlamaSetting
     if header.key_length % 32 or header.value_length % 32:
         return replace(settings, kv_type="f16")
     return settings
+
+
+def without_tiles(settings: LlamaSettings, library: LlamaLibrary) -> LlamaSettings:
+    """The settings with weights as in the file where ``library`` would multiply repacked ones by AMX.
+
+    Compiled by GCC 12, llama.cpp lacks the stores that configure the tiles: the first prompt ends the process
+    with an illegal instruction. The library does not say which compiler made it.
+    """
+    return replace(settings, repack=False) if library.has_tiles else settings
 
 
 def device_of(library: LlamaLibrary, settings: LlamaSettings) -> Device | None:

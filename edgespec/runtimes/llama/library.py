@@ -82,11 +82,15 @@ def install_hint() -> str:
 
 @dataclass(frozen=True, slots=True)
 class LlamaLibrary:
-    """llama-cpp-python's low-level module, loaded, with our log bridge installed."""
+    """llama-cpp-python's low-level module, loaded, with our log bridge installed.
+
+    ``has_tiles``: it multiplies repacked weights by AMX, the tile registers of Intel's servers.
+    """
 
     api: Any
     version: str
     build: str
+    has_tiles: bool
     log_bridge: object
 
     def devices(self, *, with_memory: bool = True) -> tuple[Device, ...]:
@@ -129,12 +133,19 @@ def _load() -> LlamaLibrary:
         )
     bridge = _install_log_bridge(api)
     api.llama_backend_init()
-    return LlamaLibrary(api=api, version=version, build=_build_identity(api, version), log_bridge=bridge)
+    features = bytes(api.llama_print_system_info())
+    return LlamaLibrary(
+        api=api,
+        version=version,
+        build=_build_identity(api, version, features),
+        has_tiles=b"AMX_INT8 = 1" in features,
+        log_bridge=bridge,
+    )
 
 
-def _build_identity(api: Any, version: str) -> str:
+def _build_identity(api: Any, version: str, features: bytes) -> str:
     """Version plus a digest of the native code: two builds of one version may round differently."""
-    digest = hashlib.sha256(bytes(api.llama_print_system_info()))
+    digest = hashlib.sha256(features)
     for library in sorted(Path(str(api._lib._name)).parent.glob("*")):
         if library.is_file() and not library.is_symlink() and ("llama" in library.name or "ggml" in library.name):
             digest.update(library.read_bytes())

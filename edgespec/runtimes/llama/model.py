@@ -22,7 +22,7 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.llama.context import KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
 from edgespec.runtimes.llama.devices import Device, place
-from edgespec.runtimes.llama.facts import describe_model, device_of, usable_settings
+from edgespec.runtimes.llama.facts import describe_model, device_of, usable_settings, without_tiles
 from edgespec.runtimes.llama.library import LlamaLibrary, load
 from edgespec.runtimes.llama.trimmed import TrimmedVocabulary
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length, with_changes
@@ -44,6 +44,7 @@ def load_model(file: LocatedModel, settings: LlamaSettings, job: Job = QUIET) ->
     settings = usable_settings(settings, file.header)
     trimmed = None if file.artefact is None else TrimmedVocabulary(file.artefact)
     library = load()
+    settings = without_tiles(settings, library)
     pointer = _load_weights(library.api, _paths(file), settings, device_of(library, settings), job)
     return LlamaModel(library, _Weights(library.api, pointer), file, settings, trimmed)
 

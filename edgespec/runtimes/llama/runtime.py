@@ -12,7 +12,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.runtimes.llama import devices, library
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama.facts import describe_model, usable_settings
+from edgespec.runtimes.llama.facts import describe_model, usable_settings, without_tiles
 from edgespec.runtimes.llama.model import LlamaModel, load_model
 from edgespec.runtimes.runtime import AS_FILED, Device, DeviceKind, DraftForm, Runtime
 
@@ -99,6 +99,7 @@ class LlamaRuntime(Runtime):
         """Measured on x86: repacked weights keep widths 1 to 3 bit-equal; weights as in the file keep 1 to 7, 5 to 25
         % slower in plain decoding.
         """
+        preferred = without_tiles(preferred, library.load())
         return (preferred, replace(preferred, repack=False)) if preferred.repack else (preferred,)
 
     def other_caches(self, settings: LlamaSettings) -> Sequence[Mapping[str, Any]]:
