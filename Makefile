@@ -12,7 +12,7 @@ help:
 	@echo "make test-page   the server's page in a real Chromium; see docs/guide/page.md"
 	@echo "make test-neon   the kernels for 64-bit ARM in an emulator, held against this processor's; see docs/kernels.md"
 	@echo "make test-sanitized  the kernels and their runtime under gcc's address and undefined sanitizers"
-	@echo 'make fuzz        random work for minutes each: kernels (also under the sanitizers), scheduler, files, sessions, server'
+	@echo 'make fuzz        random work for minutes each: kernels and files (also under the sanitizers), scheduler, sessions, server'
 	@echo 'make wheels      wheels for Linux, macOS and Windows into dist/, checked as far as this machine can'
 	@echo 'make acceptance  the long pass over real models; ARGS=... is passed on'
 	@echo 'make docs        the documentation as a site in build/docs; a dead link is an error'
@@ -92,7 +92,7 @@ fuzz:
 	@sh scripts/setup.sh dev
 	.venv/bin/python -m tests.fuzz $(ARGS)
 	$(COMPILE_SANITIZED)
-	$(WITH_SANITIZERS) -m tests.fuzz --only kernels; \
+	$(WITH_SANITIZERS) -m tests.fuzz --only kernels --only models; \
 		status=$$?; .venv/bin/python edgespec/kernels/compile.py; exit $$status
 
 clean:

@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Iterator
 
-from tests.fuzz import forgotten, forms, gguf, kernels, scheduler, server, tool_calls
+from tests.fuzz import forgotten, forms, gguf, kernels, models, scheduler, server, tool_calls
 from tests.fuzz.findings import Findings, Fuzzer
 
 FUZZERS: dict[str, Fuzzer] = {
     module.__name__.rpartition(".")[2].replace("_", "-"): module.fuzz
-    for module in (kernels, scheduler, tool_calls, forms, gguf, forgotten, server)
+    for module in (kernels, scheduler, tool_calls, forms, gguf, models, forgotten, server)
 }
 SECONDS = 120.0
 

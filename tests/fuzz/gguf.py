@@ -1,23 +1,34 @@
-"""Damaged headers of GGUF files, through reader, tokenizer and template: an EdgespecError, or a usable file."""
+"""Damaged headers of GGUF files, through reader, layout, tokenizer and template: EdgespecError, or a usable file."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.files.gguf.header import read_header
+from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from edgespec.text.tokenizers.vocabulary import unsupported
 from tests.fuzz.findings import Findings
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.native_models import ASSISTANT, SHARING
+from tests.support.tiny_gguf import VOCABULARY, write_tiny_gguf
 
 HEADER_BYTES = 60_000
+# Forms of layers: states, experts with a shared one, a layer that drafts, shared caches, an assistant.
+FORMS: tuple[dict[str, Any], ...] = (
+    {"architecture": "qwen35", "drafting": ()},
+    {"architecture": "qwen35moe", "shared": 64, "drafting": ("shared_head_head",)},
+    SHARING,
+    ASSISTANT,
+)
 SLOW_S = 5.0
 TEXT = "hello <|im_end|> wörld 😀"
 
@@ -46,6 +57,8 @@ def use(path: Path, findings: Findings) -> None:
     """Read a header and what its file says about text. Raises EdgespecError."""
     header = read_header(path)
     findings.counts["headers"] += 1
+    with contextlib.suppress(EdgespecError):
+        findings.counts["layouts" if unsupported_reason(header) is None else "layouts that are not computed"] += 1
     if unsupported(header) is not None:
         return
     tokenizer = GgufTokenizer(header)
@@ -65,6 +78,7 @@ def fuzz(chance: random.Random, rounds: Iterable[int], findings: Findings) -> No
         wholes = [
             write_tiny_gguf(path, seed=1).read_bytes(),
             write_tiny_gguf(path, seed=2, vocabulary=("▁", "a", "b", "▁a", "ab")).read_bytes(),
+            *(write_tiny_gguf(path, vocabulary=VOCABULARY[:20], **form).read_bytes() for form in FORMS),
         ]
         for _ in rounds:
             path.write_bytes(damaged(chance.choice(wholes), chance))

@@ -10,13 +10,22 @@ from tests.fuzz.__main__ import FUZZERS
 from tests.fuzz.findings import MOST_KEPT, Findings
 from tests.support.kernel_calls import require_native
 
-ROUNDS = {"kernels": 2, "scheduler": 6, "tool-calls": 200, "forms": 12, "gguf": 50, "forgotten": 3, "server": 3}
+ROUNDS = {
+    "kernels": 2,
+    "scheduler": 6,
+    "tool-calls": 200,
+    "forms": 12,
+    "gguf": 60,
+    "models": 26,
+    "forgotten": 3,
+    "server": 3,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUZZERS)
 def test_a_few_rounds_of_a_fuzzer_find_nothing(name: str) -> None:
-    if name in ("kernels", "forgotten"):
+    if name in ("kernels", "models", "forgotten"):
         require_native()
     findings = Findings()
     FUZZERS[name](random.Random(1), range(ROUNDS[name]), findings)
