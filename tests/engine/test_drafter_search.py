@@ -25,14 +25,17 @@ from edgespec.files.progress import Loading
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import POSITIONS, AcceptancePrior
 from edgespec.runtimes.native import runtime
+from edgespec.runtimes.table import RUNTIMES
 from edgespec.store import locate
 from edgespec.store.catalogue import catalogue
 from edgespec.store.families import families
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.store.test_families import header
+from tests.support.assistants import written_pair
 from tests.support.foreign_vocabularies import in_another_order
 from tests.support.llama_sources import IndexUnreachableError
+from tests.support.native_models import ASSISTANT
 from tests.support.other_programs import LIBRARY, User
 from tests.support.split_gguf import split_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -270,6 +273,62 @@ def test_a_file_that_no_runtime_can_run_is_rejected_and_noted(
         with load(tiny.slow, home, draft_runtime="native") as engine:
             assert why_not(engine) == {"odd.gguf": "cannot_run"}
         assert headers_read().count("odd.gguf") == (0 if again else 1)
+
+
+@pytest.fixture
+def assisted(user: User, tmp_path: Path) -> Path:
+    """A target whose assistant is on this machine, and another target's."""
+    target, assistant = written_pair(tmp_path, quant="Q8_0")
+    user.to_lm_studio("x/assistant.gguf", assistant.read_bytes())
+    wider = {**ASSISTANT, "settings": {**ASSISTANT["settings"], "embedding_length_out": 160}}
+    user.to_lm_studio("x/wider.gguf", write_tiny_gguf(tmp_path / "wider.gguf", **wider, quant="Q8_0").read_bytes())
+    return target
+
+
+def test_an_assistant_drafts_for_the_target_whose_cache_it_reads(assisted: Path, home: Home) -> None:
+    for _ in range(2):  # the second time by the notes
+        with load(assisted, home, runtime="native") as engine:
+            assert drafter_of(engine) == "assistant"
+            (other,) = engine.considered_drafters
+            words = "it reads rows of 160 elements, and those of this target have 128"
+            assert other.verdict == Reason("cannot_run", words)
+
+
+def test_an_assistant_of_a_target_in_llama_cpp_is_rejected(assisted: Path, home: Home) -> None:
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
+    with load(assisted, home, runtime="llama") as engine:
+        assert drafter_of(engine) is None
+        words = "it reads its target's cache, and llama lends none"
+        assert {each.verdict for each in engine.considered_drafters} == {Reason("cannot_run", words)}
+
+
+def test_an_assistant_whose_file_is_gone_is_rejected(
+    user: User, assisted: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(assisted, home, runtime="native").close()
+    real = drafter_search.files_on_disk
+
+    def listed_then_gone(*arguments: object) -> object:
+        files = real(*arguments)  # type: ignore[arg-type]
+        (gone,) = user.root.rglob("assistant.gguf")
+        gone.unlink()
+        return files
+
+    monkeypatch.setattr(drafter_search, "files_on_disk", listed_then_gone)
+    with load(assisted, home, runtime="native") as engine:
+        assert drafter_of(engine) is None
+        assert why_not(engine) == {"assistant.gguf": "cannot_run", "wider.gguf": "cannot_run"}
+
+
+def test_a_search_that_is_cancelled_while_an_assistant_is_compared_ends(
+    assisted: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*_arguments: object) -> str:
+        raise CancelledError("loading was cancelled")
+
+    monkeypatch.setattr(type(RUNTIMES["native"]), "why_not_read", cancelled)
+    with pytest.raises(CancelledError):
+        load(assisted, home, runtime="native")
 
 
 def test_a_drafter_without_room_in_memory_is_rejected(user: User, tiny: TinyModels, home: Home) -> None:
