@@ -29,6 +29,7 @@ from edgespec.runtimes.table import RUNTIMES
 from tests.runtimes.contract import equal, logits
 from tests.support.assistants import Assistant, Pair, written_pair
 from tests.support.kernel_calls import require_native
+from tests.support.llama_drafts import llama_draft
 from tests.support.loading import load_native, located
 from tests.support.native_models import some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -97,6 +98,21 @@ def test_scores_and_drafted_tokens_are_those_of_the_published_computation(pair: 
             sequence.rewind(sequence.length)
             assert sequence.length == known + 1, "the other tokens have rows that the target will replace"
     assert len(different) > 20
+
+
+def test_the_drafted_tokens_are_those_of_llama_cpp(pair: Pair) -> None:
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
+    tokens, different = some_tokens(pair[0], 90), set[int]()
+    for length in (2, 30, 90):
+        with following(pair) as (target, sequence):
+            target.forward(tokens[: length - 1], 1)
+            own, rows = drafted(sequence, tokens[:length], 6)
+        theirs, scores = llama_draft(pair[0], tokens[:length], 6, assistant=pair[1])
+        assert own == theirs
+        # The same arithmetic but for the order of sums and where halves are used; scores spread over about 3.
+        assert max(np.abs(row - their).max() for row, their in zip(rows, scores, strict=True)) < 0.03
+        different |= set(theirs)
+    assert len(different) > 6
 
 
 def test_a_target_that_is_read_keeps_the_rows_of_scored_tokens_alone(pair: Pair) -> None:

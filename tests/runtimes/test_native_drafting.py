@@ -28,6 +28,7 @@ from edgespec.runtimes.runtime import DraftForm
 from edgespec.runtimes.table import runtime_of
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
+from tests.support.llama_drafts import llama_draft
 from tests.support.loading import load_native, located
 from tests.support.native_batches import Work, batch_of
 from tests.support.native_models import restored, some_tokens
@@ -183,6 +184,25 @@ def test_scores_and_drafted_tokens_are_those_of_the_published_computation(paths:
         assert len(set(drafted)) > 2
         drafting.rewind(drafting.length)
         assert drafting.length == 40, "the first drafted token has a hidden row that the target will replace"
+
+
+@pytest.mark.parametrize("name", [*DENSE, "mixture"])
+def test_the_drafted_tokens_are_those_of_llama_cpp(paths: dict[str, Path], tmp_path: Path, name: str) -> None:
+    pytest.importorskip("llama_cpp", reason="llama.cpp is not installed")
+    path = paths[name] if name in DENSE else write_tiny_gguf(tmp_path / "F32.gguf", **KINDS[name] | {"quant": "F32"})
+    tokens, different = some_tokens(path, 90), set[int]()
+    for length in (2, 40, 90):
+        with following(path) as (target, drafting):
+            target.forward(tokens[: length - 1], 1)
+            rows = [drafting.forward(tokens[:length], 1).logits(0)]
+            while len(rows) < 6:
+                rows.append(drafting.forward([int(rows[-1].argmax())], 1).logits(0))
+        theirs, scores = llama_draft(path, tokens[:length], 6)
+        assert [int(row.argmax()) for row in rows] == theirs
+        # The same arithmetic but for the order of sums and where halves are used; scores spread over about 3.
+        assert max(np.abs(own - their).max() for own, their in zip(rows, scores, strict=True)) < 0.03
+        different |= set(theirs)
+    assert len(different) > 6
 
 
 # ----------------------------------------------------------------------------------------------- hidden rows
