@@ -266,9 +266,6 @@ def test_facts_count_states_rows_and_checkpoints(paths: dict[str, Path]) -> None
         state, row = 4 * 32 * 32, 4 * 64 + 2 * 4
         assert native._state_bytes == 3 * 4 * (state + 3 * row)
         assert facts.windowed.state_bytes == 3 * 4 * (2 * state + 96 * row) + 4 * native._state_bytes
-        with model.with_layers([0, 3]) as part:
-            assert part.facts.windowed.state_bytes * 3 == facts.windowed.state_bytes * 2
-            assert part.facts.kv_bytes_per_token == 0
     assert held_bytes(None, 3) == 0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.native.layout import read_layout, unsupported_reason
@@ -59,21 +59,6 @@ def test_a_shared_cache_takes_memory_once(sharing: Path) -> None:
     with load_native(sharing, NativeSettings()) as model:
         assert model.facts.kv_bytes_per_token == 2 * windowed + whole == header.kv_bytes_per_token(16)
         assert model.facts.windowed.bytes_per_token == 2 * windowed
-
-
-def test_layers_that_others_read_cannot_be_left_out(sharing: Path) -> None:
-    with load_native(sharing, NativeSettings()) as model:
-        with pytest.raises(InvalidRequestError, match="other layers read the cache of layer 1"):
-            model.with_layers([1])
-        with model.with_layers([0, 3]) as part, part.open(64) as sequence:
-            assert [layer.cache_layer for layer in layers_of(part)] == [0, 1, 0, 1]
-            assert [layer.input_at for layer in layers_of(part)] == [32, 64, 128, 160]
-            assert part.facts.kv_bytes_per_token == 2 * 2 * 32 * 2 + 2 * 64 * 2
-            tokens = some_tokens(sharing, 20)
-            sequence.forward(tokens[:12], 0)
-            found = logits(sequence.forward(tokens[12:], 8))
-            sequence.rewind(0)
-            assert equal(logits(sequence.forward(tokens, 8)), found)
 
 
 def test_rows_that_are_not_scored_leave_behind_the_last_layer_with_keys(sharing: Path) -> None:

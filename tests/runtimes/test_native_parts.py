@@ -1,4 +1,4 @@
-"""Parts of a native model: skipped layers, rows of the head, and hidden states."""
+"""Parts of a native model: rows of the head, and hidden states."""
 
 from __future__ import annotations
 
@@ -41,61 +41,6 @@ def rows_of(model: NativeModel, tokens: list[int]) -> list[LogitsArray]:
         return logits(sequence.forward(tokens[-5:], 5))
 
 
-# ------------------------------------------------------------------------------------------------ layers
-
-
-@pytest.mark.parametrize("skip", [(0,), (3,), (1, 2), (3, 1, 1), (0, 1, 2)])
-def test_a_model_without_some_layers_equals_a_file_without_them(
-    model: NativeModel, tmp_path: Path, skip: tuple[int, ...]
-) -> None:
-    tokens = ids(40, model)
-    shorter = write_tiny_gguf(tmp_path / "shorter.gguf", leave_out=tuple(set(skip)), **SHAPE)
-    with load_native(shorter, NativeSettings()) as other, model.with_layers(skip) as part:
-        found = rows_of(part, tokens)
-        assert equal(found, rows_of(other, tokens))
-        assert not equal(found, rows_of(model, tokens))
-        assert part.facts.kv_bytes_per_token == other.facts.kv_bytes_per_token
-        assert part.facts.bytes_per_forward == other.facts.bytes_per_forward
-        assert part.facts.settings["skipped_layers"] == ",".join(map(str, sorted(set(skip))))
-        assert part.facts.vocabulary_size == model.facts.vocabulary_size
-
-
-def test_a_model_without_some_layers_shares_weights_but_not_caches(model: NativeModel) -> None:
-    tokens = ids(20, model)
-    with model.open(40) as whole, model.with_layers([1]) as part, part.open(40) as shorter:
-        whole.forward(tokens[:-1], 0)
-        shorter.forward(tokens[:-1], 0)
-        assert np.array_equal(whole.forward(tokens[-1:], 1).logits(0), rows_of(model, tokens)[-1])
-        with shorter.fork() as fork:
-            assert np.array_equal(fork.forward(tokens[-1:], 1).logits(0), rows_of(part, tokens)[-1])
-        with part.with_settings(threads=3) as beside:
-            assert beside.facts == part.facts_with(threads=3)
-            assert beside.facts.settings == part.facts.settings
-            assert equal(rows_of(beside, tokens), rows_of(part, tokens))
-        with part.with_layers([]) as again:
-            assert again.facts == model.facts
-            assert equal(rows_of(again, tokens), rows_of(model, tokens))
-
-
-def test_a_model_part_works_after_the_whole_model_is_closed(file: Path) -> None:
-    model = load_native(file, NativeSettings())
-    part = model.with_layers([0])
-    tokens = ids(12, model)
-    expected = rows_of(part, tokens)
-    model.close()
-    assert equal(rows_of(part, tokens), expected)
-    part.close()
-    for use in (lambda: model.with_layers([0]), lambda: part.with_head_rows(np.arange(3)), part.facts_with):
-        with pytest.raises(ClosedError):
-            use()
-
-
-@pytest.mark.parametrize("skip", [[4], [-1], [0, 1, 2, 3]])
-def test_skipping_unknown_or_all_layers_is_refused(model: NativeModel, skip: list[int]) -> None:
-    with pytest.raises(InvalidRequestError, match="layer"):
-        model.with_layers(skip)
-
-
 # -------------------------------------------------------------------------------------------- rows of the head
 
 
@@ -129,10 +74,23 @@ def test_a_short_heads_scores_equal_the_whole_heads(tmp_path: Path, settings: di
             sequence.keep([0])
             with pytest.raises(StaleRowsError):
                 tree.argmax()
-            with part.with_layers([1]) as both:
-                assert both.facts.settings["head_rows"] == 100
-                with model.with_layers([1]) as shorter:
-                    assert np.array_equal(rows_of(both, tokens)[0][kept], rows_of(shorter, tokens)[0][kept])
+
+
+def test_a_model_with_a_short_head_outlives_the_whole_model(file: Path) -> None:
+    model = load_native(file, NativeSettings())
+    part = model.with_head_rows(np.arange(50))
+    tokens = ids(12, model)
+    expected = rows_of(part, tokens)
+    model.close()
+    assert equal(rows_of(part, tokens), expected)
+    with part.with_settings(threads=3) as beside:
+        assert beside.facts == part.facts_with(threads=3)
+        assert beside.facts.settings == part.facts.settings
+        assert equal(rows_of(beside, tokens), expected)
+    part.close()
+    for use in (lambda: model.with_head_rows(np.arange(3)), part.facts_with):
+        with pytest.raises(ClosedError):
+            use()
 
 
 @pytest.mark.parametrize("rows", [[], [2, 1], [1, 1], [-1, 2], [5, 10**6], [[1, 2]], [0.5, 2.0]])
@@ -220,7 +178,8 @@ def test_a_sequence_with_a_whole_head_always_scores_all_tokens(model: NativeMode
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_hidden_states_equal_the_input_of_the_next_layer(tmp_path: Path, architecture: Any) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", **SHAPE | {"architecture": architecture, "quant": "F32"})
+    shape = SHAPE | {"architecture": architecture, "quant": "F32"}
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", **shape)
     with load_native(path, NativeSettings(threads=2)) as model, model.open(60, keep_hidden=(0, 2, 3, -1)) as sequence:
         tokens = ids(50, model)
         plain = rows_of(model, tokens)
@@ -229,7 +188,9 @@ def test_hidden_states_equal_the_input_of_the_next_layer(tmp_path: Path, archite
         for layer in (0, 2, 3):
             found = sequence.hidden(layer)
             assert (found.shape, found.dtype) == ((5, 128), np.float32)
-            with model.with_layers(range(layer + 1, 4)) as part, part.open(60, keep_hidden=[layer, -1]) as shorter:
+            rest = tuple(range(layer + 1, 4))
+            cut = write_tiny_gguf(tmp_path / "cut.gguf", leave_out=rest, **shape)
+            with load_native(cut, NativeSettings()) as part, part.open(60, keep_hidden=[layer, -1]) as shorter:
                 shorter.forward(tokens[:-5], 0)
                 shorter.forward(tokens[-5:], 5)
                 assert np.array_equal(shorter.hidden(layer), found)

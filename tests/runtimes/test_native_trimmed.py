@@ -106,13 +106,6 @@ def test_embeddings_of_an_exported_drafter_are_scaled_once(tmp_path: Path, archi
             assert mine[KEPT].tobytes() == theirs[KEPT].tobytes()
 
 
-def test_a_trimmed_drafter_without_some_layers_keeps_its_head(artefact: TrimmedDrafter, whole: NativeModel) -> None:
-    tokens = ids(20, whole)
-    with load(artefact) as model, model.with_layers([0]) as part, part.open(32) as sequence:
-        row = sequence.forward(tokens, 1).logits(0)
-        assert np.isfinite(row).sum() == len(KEPT)
-
-
 def test_a_trimmed_head_cannot_be_trimmed_again(artefact: TrimmedDrafter) -> None:
     with load(artefact) as model, pytest.raises(InvalidRequestError, match="trimmed already"):
         model.with_head_rows(np.array([1, 2]))

@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
-from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts, WindowedLayers
@@ -86,7 +85,7 @@ def describe_native(file: LocatedModel, settings: NativeSettings, form: DraftFor
 
     Raises RuntimeUnavailableError, InvalidRequestError, ModelFileError.
     """
-    return _facts_of_part(*_filed_facts(file, settings, form), (), form.head_rows, header=file.header)
+    return _facts_of_part(*_filed_facts(file, settings, form), form.head_rows)
 
 
 def _filed_facts(
@@ -153,13 +152,11 @@ def _facts_of_layer(model: ModelFacts, whole: ModelLayout) -> tuple[ModelFacts, 
     return facts, layout
 
 
-def windowed_of(layout: ModelLayout, skipped: abc.Collection[int] = ()) -> WindowedLayers:
+def windowed_of(layout: ModelLayout) -> WindowedLayers:
     """What the layers with a window or a state take of a cache."""
-    kept = [layer for number, layer in enumerate(layout.layers) if number not in skipped]
-    widest = max((layer.window for layer in kept), default=0)
-    windowed = [number for number, layer in enumerate(layout.layers) if layer.window and number not in skipped]
-    found = windowed_layers(_cache_bytes(layout, windowed), widest)
-    state_bytes = held_bytes(layout.deltas, sum(layer.delta is not None for layer in kept))
+    windowed = [number for number, layer in enumerate(layout.layers) if layer.window]
+    found = windowed_layers(_cache_bytes(layout, windowed), max((layer.window for layer in layout.layers), default=0))
+    state_bytes = held_bytes(layout.deltas, sum(layer.delta is not None for layer in layout.layers))
     return replace(found, state_bytes=state_bytes) if state_bytes else found
 
 
@@ -197,34 +194,19 @@ def _level(library: NativeLibrary, wanted: str) -> str:
     return wanted
 
 
-def _facts_of_part(
-    facts: ModelFacts, layout: ModelLayout, skipped: abc.Sequence[int], head_rows: int | None, *, header: GgufHeader
-) -> ModelFacts:
+def _facts_of_part(facts: ModelFacts, layout: ModelLayout, head_rows: int | None) -> ModelFacts:
     """``facts`` are those of the whole file, with the weights as filed."""
-    spared = spared_by(layout)
-    read, mixture = facts.bytes_per_forward - spared_of_forward(layout), facts.mixture
-    settings = dict(facts.settings)
+    read, settings = facts.bytes_per_forward - spared_of_forward(layout), dict(facts.settings)
     if any(weight.kept_as is not None for weight in layout.matrices):
         settings["weights"] = REQUANTIZED_TYPE
-    if skipped:
-        blocks = tuple(f"blk.{number}." for number in skipped)
-        read -= sum(map(header.bytes_read_of, (each for each in header.tensors if each.name.startswith(blocks))))
-        spared_of = (weight for number in skipped for weight in layout.layers[number].all_matrices)
-        read += sum(weight.spared_of_forward for weight in spared_of)
-        if mixture is not None:
-            layers, kept = header.block_count, header.block_count - len(skipped)  # all have as many experts
-            mixture = replace(mixture, used=mixture.used // layers * kept, count=mixture.count // layers * kept)
-        settings["skipped_layers"] = ",".join(map(str, skipped))
     if head_rows is not None:
         read -= layout.head.kept_row_bytes * (layout.head.rows - head_rows)
         settings["head_rows"] = head_rows
     return replace(
         facts,
-        weight_bytes=facts.weight_bytes - spared,
+        weight_bytes=facts.weight_bytes - spared_by(layout),
         bytes_per_forward=read,
-        kv_bytes_per_token=facts.kv_bytes_per_token - _cache_bytes(layout, skipped),
-        mixture=mixture,
-        windowed=windowed_of(layout, skipped),
+        windowed=windowed_of(layout),
         settings=settings,
     )
 
@@ -238,8 +220,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         self.header = file.header
         self.settings = settings
         self._form = DraftForm(layer=facts.follows and not part.weights.layout.borrows)
-        own = _facts_of_part(facts, part.weights.layout, part.skipped, part.head_rows, header=file.header)
-        super().__init__(part, own)
+        super().__init__(part, _facts_of_part(facts, part.weights.layout, part.head_rows))
         self._batch = NativeBatch(
             part, threads=facts.threads, level=str(facts.settings["level"]), weight=self._facts.bytes_per_forward
         )
@@ -249,8 +230,7 @@ class NativeModel(RuntimeModel[ModelPart]):
         with self._lock:
             part = self._loaded()
             whole, _ = _filed_facts(self._file, with_changes(self.settings, threads=threads), self._form)
-            layout = part.weights.layout
-            return _facts_of_part(whole, layout, part.skipped, part.head_rows, header=self.header)
+            return _facts_of_part(whole, part.weights.layout, part.head_rows)
 
     def with_settings(self, *, threads: int | None = None) -> NativeModel:
         """The same weights, shared, on another number of threads. The caller closes the result like any other model.
@@ -259,18 +239,6 @@ class NativeModel(RuntimeModel[ModelPart]):
         """
         with self._lock:
             return self._with_part(self._loaded(), with_changes(self.settings, threads=threads))
-
-    def with_layers(self, skip: abc.Sequence[int]) -> NativeModel:
-        """The same weights, shared, without these layers of the file: bit-equal to a file without these layers
-        (self-speculation; Zhang et al., 2024). The result has its own caches; the caller closes it like any other
-        model.
-
-        Layers that this model skips are used again unless ``skip`` names them. Raises ClosedError,
-        InvalidRequestError.
-        """
-        with self._lock:
-            part = self._loaded()
-            return self._with_part(part.without(skip), self.settings)
 
     def with_head_rows(self, ids: IdArray) -> NativeModel:
         """The same weights, shared, with a head that scores only these tokens at first: ascending ids, integers (n,).
@@ -284,7 +252,7 @@ class NativeModel(RuntimeModel[ModelPart]):
             if part.head_ids is not None:
                 raise InvalidRequestError(f"the head of {self._facts.name} is trimmed already")
             head = HeadRows(part.weights, ids)
-            return self._with_part(part.scoring(head), self.settings)
+            return self._with_part(ModelPart(part.weights, head), self.settings)
 
     def drafting_layer(self) -> NativeModel:
         """The layer of the file that drafts for this model, over the same weights. Its Sequences follow this model's.

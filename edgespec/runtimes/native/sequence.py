@@ -137,8 +137,6 @@ class NativeCache:
     def borrow(self, lender: NativeCache) -> None:
         """Read that cache from now on. Raises InvalidRequestError if its model's layers do not fit, ClosedError."""
         part, other = self.part, lender.part
-        if other.skipped:
-            raise InvalidRequestError("a target without some of its layers lends no cache")
         try:
             layers = np.array(layers_read(part.weights.layout, other.weights.layout), dtype=np.int64)
         except UnsupportedError as error:

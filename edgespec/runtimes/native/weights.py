@@ -1,7 +1,7 @@
 """Weights for the native runtime: matrices laid out one by one, everything else read from the mapped file.
 
 The laid out matrices are kept in a sidecar if the caller names one, and the next load maps it. A ModelPart is what a
-model computes with: all layers or some, the whole head or some of its rows.
+model computes with: the weights, with the whole head or some of its rows.
 """
 
 from __future__ import annotations
@@ -545,53 +545,27 @@ class HeadRows:
         return HeadRows(self._weights, np.concatenate((self.ids[: self._in_place], behind)))
 
 
+@dataclass(frozen=True, eq=False)
 class ModelPart:
-    """A model in the kernels' structs, without the layers ``skipped``.
+    """Weights, and which rows of the head a cache scores with at first. Keeps the weights alive.
 
-    Caches score with the rows of ``head`` at first, if given, and may switch to the whole head. ``head_ids`` (int64,
-    ascending): the tokens that a trimmed head scores; then ``head`` must be None. Shares the weights and keeps them
-    alive. Raises InvalidRequestError.
+    Caches may switch from ``head`` to the whole head. ``head_ids`` (int64, ascending): the tokens that a trimmed head
+    scores, which has no shorter one.
     """
 
-    def __init__(
-        self,
-        weights: NativeWeights,
-        skipped: Sequence[int] = (),
-        head: HeadRows | None = None,
-        head_ids: IdArray | None = None,
-    ) -> None:
-        if head is not None and head_ids is not None:
-            raise InvalidRequestError("a head that is trimmed already cannot be shortened")
-        count = int(weights.struct.layers)
-        strange = [layer for layer in skipped if not 0 <= layer < count]
-        if strange:
-            raise InvalidRequestError(f"there is no layer {strange[0]} among {count}")
-        self.weights = weights
-        self.library = weights.library
-        self.skipped = tuple(sorted(set(skipped)))
-        self.head = head
-        self.head_ids = head_ids
-        numbers = [number for number in range(count) if number not in self.skipped]
-        if not numbers:
-            raise InvalidRequestError("a model without layers computes nothing")
-        kept = [Layer.from_buffer_copy(weights.struct.layer[number]) for number in numbers]
-        for layer in kept:
-            if layer.cache_layer in self.skipped:
-                raise InvalidRequestError(f"other layers read the cache of layer {layer.cache_layer}")
-            layer.cache_layer = numbers.index(layer.cache_layer)
-        self.struct = NativeModelStruct.from_buffer_copy(weights.struct)
-        self.struct.layers = len(kept)
-        self.struct.layer = ctypes.cast((Layer * len(kept))(*kept), ctypes.POINTER(Layer))  # the cast keeps the array
+    weights: NativeWeights
+    head: HeadRows | None = None
+    head_ids: IdArray | None = None
+
+    @property
+    def library(self) -> NativeLibrary:
+        return self.weights.library
+
+    @property
+    def struct(self) -> NativeModelStruct:
+        return self.weights.struct
 
     @property
     def head_rows(self) -> int | None:
         """How many rows of the head are scored at first, if not all."""
         return None if self.head is None else len(self.head.ids)
-
-    def without(self, skipped: Sequence[int]) -> ModelPart:
-        """The same weights and head without these layers."""
-        return ModelPart(self.weights, skipped, self.head, self.head_ids)
-
-    def scoring(self, head: HeadRows) -> ModelPart:
-        """The same weights and layers with other rows of the whole head."""
-        return ModelPart(self.weights, self.skipped, head)
