@@ -33,10 +33,9 @@ from edgespec.files.gguf.header import read_header
 from edgespec.hardware.machine import describe_machine
 from edgespec.kernels.compile import FOLDER, LIBRARY_NAME
 from edgespec.runtimes.native.batch import NativeBatch
-from edgespec.runtimes.native.cancel import NativeCancel
+from edgespec.runtimes.native.cache import NativeCache, NativeCancel
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import load_from
-from edgespec.runtimes.native.sequence import NativeCache
 from edgespec.runtimes.native.weights import ModelPart, load_weights
 
 POOL = Path(__file__).with_name("unequal_pool.c")

@@ -15,7 +15,7 @@ from edgespec.engine.engine import Engine
 from edgespec.files.gguf.header import read_header
 from edgespec.interfaces import rows as rows_module
 from edgespec.runtimes.native import draws as draws_module, runtime as native_runtime
-from edgespec.runtimes.native.sequence import NativeCache
+from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.process.frames import Frame
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.support.kernel_calls import require_native

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.session import Session
-from edgespec.runtimes.native import windows
+from edgespec.runtimes.native import rewinds
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import similar_drafter, write_tiny_gguf
@@ -68,9 +68,9 @@ def test_a_session_says_the_same_as_with_caches_that_keep_everything(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Said(engine, tmp_path, 0)
-    monkeypatch.setattr(windows, "KEPT_BACK", 80)
-    monkeypatch.setattr(windows, "SAVED_BACK", 40)
-    monkeypatch.setattr(windows, "_STEP", 16)
+    monkeypatch.setattr(rewinds, "KEPT_BACK", 80)
+    monkeypatch.setattr(rewinds, "SAVED_BACK", 40)
+    monkeypatch.setattr(rewinds, "_STEP", 16)
     drafting = Said(engine, tmp_path, None)
     assert drafting.tokens == plain.tokens
     assert all(plain.cached[1:])
@@ -79,9 +79,9 @@ def test_a_session_says_the_same_as_with_caches_that_keep_everything(
 
 
 def test_a_beginning_is_kept_only_while_the_cache_has_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "KEPT_BACK", 80)
-    monkeypatch.setattr(windows, "SAVED_BACK", 40)
-    monkeypatch.setattr(windows, "_STEP", 16)
+    monkeypatch.setattr(rewinds, "KEPT_BACK", 80)
+    monkeypatch.setattr(rewinds, "SAVED_BACK", 40)
+    monkeypatch.setattr(rewinds, "_STEP", 16)
     with engine.session() as session:
         answer(session.generate(LONG, max_tokens=4))
         tokens = list(session._conversation.history)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from edgespec.errors import MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.safetensors import SafeTensor, read_safetensors, read_safetensors_folder, to_float32
-from edgespec.runtimes.native.weight_files import WeightFiles
+from edgespec.runtimes.native.weights import WeightFiles
 from tests.support.hf_folder import write_safetensors
 from tests.support.tiny_gguf import write_tiny_gguf
 

@@ -37,12 +37,12 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.runtimes.native import weights as native_weights
-from edgespec.runtimes.native.cancel import NativeCancel
+from edgespec.runtimes.native.cache import NativeCache, NativeCancel
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.scheduler import Share
-from edgespec.runtimes.native.sequence import NativeCache, NativeSequence
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.runtimes.contract import Runtime, SequenceContract, equal, ids, logits
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.loading import load_native

@@ -23,8 +23,8 @@ from edgespec.runtimes.native.following import BorrowingSequence
 from edgespec.runtimes.native.layout import read_layout, unsupported_reason
 from edgespec.runtimes.native.library import load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
-from edgespec.runtimes.native.reading import unread_reason
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.tensors import unread_reason
 from edgespec.runtimes.table import RUNTIMES
 from tests.runtimes.contract import equal, logits
 from tests.support.assistants import Assistant, Pair, written_pair

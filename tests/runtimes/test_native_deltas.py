@@ -18,12 +18,12 @@ from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.native import states
+from edgespec.runtimes.native import rewinds
+from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import BAD_REQUEST, OK, load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
-from edgespec.runtimes.native.sequence import NativeCache
-from edgespec.runtimes.native.states import Checkpoints, held_bytes
+from edgespec.runtimes.native.rewinds import Checkpoints, held_bytes
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
@@ -155,7 +155,7 @@ def test_every_row_has_the_bits_of_plain_decoding(
     model: NativeModel, kind: str, paths: dict[str, Path], plain: dict[str, list[LogitsArray]]
 ) -> None:
     walk = Walk(model, some_tokens(paths[kind], LENGTH), plain[kind], seed=3)
-    with patch.object(states, "_LEAST_APART", 16), patch.object(states, "_APART", 48):
+    with patch.object(rewinds, "_LEAST_APART", 16), patch.object(rewinds, "_APART", 48):
         for _ in range(60):
             walk.step()
     assert min(walk.done.values()) > 1, walk.done
@@ -222,7 +222,7 @@ def test_a_rewind_reads_a_little_again_and_leaves_more_to_the_caller(paths: dict
         with sequence.fork() as other:
             other.rewind(10)
             assert other.length == 10
-        with patch.object(states, "MOST_READ_AGAIN", 9):
+        with patch.object(rewinds, "MOST_READ_AGAIN", 9):
             sequence.rewind(10)
         assert (sequence.length, kept.tokens) == (0, [])
 

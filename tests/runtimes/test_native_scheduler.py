@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS, Company
-from edgespec.runtimes.native.cancel import NativeCancel
+from edgespec.runtimes.native.cache import NativeCancel
 from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,

@@ -16,10 +16,11 @@ import pytest
 from edgespec.errors import CancelledError, InvalidRequestError
 from edgespec.interfaces.model import ALL_KEPT, PREFILL_CHUNK_TOKENS, WindowedLayers
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.native import windows
+from edgespec.runtimes.native import rewinds
+from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
-from edgespec.runtimes.native.sequence import NativeCache, NativeSequence
-from edgespec.runtimes.native.windows import SavedParts, windowed_layers
+from edgespec.runtimes.native.rewinds import SavedParts, windowed_layers
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.runtimes.tree_contract import path_to
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
@@ -29,7 +30,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 require_native()
 
 # As the documentation names them.
-REAL = (windows.KEPT_BACK, windows.SAVED_BACK, windowed_layers(1, 0).positions)
+REAL = (rewinds.KEPT_BACK, rewinds.SAVED_BACK, windowed_layers(1, 0).positions)
 
 LENGTH, KEPT, SAVED = 900, 96, 64
 
@@ -46,9 +47,9 @@ KINDS: dict[str, Mapping[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "KEPT_BACK", KEPT)
-    monkeypatch.setattr(windows, "SAVED_BACK", SAVED)
-    monkeypatch.setattr(windows, "_STEP", 32)
+    monkeypatch.setattr(rewinds, "KEPT_BACK", KEPT)
+    monkeypatch.setattr(rewinds, "SAVED_BACK", SAVED)
+    monkeypatch.setattr(rewinds, "_STEP", 32)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def model(path: Path) -> Iterator[NativeModel]:
 def rows_of_whole_cache(model: NativeModel, tokens: list[int]) -> list[LogitsArray]:
     """The scores after each token, from a cache that keeps everything."""
     found: list[LogitsArray] = []
-    with patch.object(windows, "KEPT_BACK", len(tokens)), model.open(len(tokens)) as sequence:
+    with patch.object(rewinds, "KEPT_BACK", len(tokens)), model.open(len(tokens)) as sequence:
         for start in range(0, len(tokens), 64):
             rows = sequence.forward(tokens[start : start + 64], len(tokens[start : start + 64]))
             found += [rows.logits(index) for index in range(rows.count)]

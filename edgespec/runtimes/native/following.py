@@ -10,7 +10,8 @@ from edgespec.errors import InvalidRequestError
 from edgespec.interfaces.features import Features, Hidden
 from edgespec.interfaces.model import Sequence
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.native.sequence import NativeCache, NativeSequence
+from edgespec.runtimes.native.cache import NativeCache
+from edgespec.runtimes.native.sequence import NativeSequence
 
 
 class DraftingSequence(NativeSequence):

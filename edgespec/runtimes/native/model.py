@@ -18,11 +18,10 @@ from edgespec.runtimes.native.batch import NativeBatch
 from edgespec.runtimes.native.following import BorrowingSequence, DraftingSequence
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
+from edgespec.runtimes.native.rewinds import held_bytes, windowed_layers
 from edgespec.runtimes.native.sequence import NativeSequence
-from edgespec.runtimes.native.states import held_bytes
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
-from edgespec.runtimes.native.windows import windowed_layers
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, mixture_of
 from edgespec.runtimes.sequence import RuntimeModel, check_context_length, with_changes
 

@@ -36,8 +36,8 @@ from edgespec.runtimes.native.model import (
     load_native,
     windowed_of,
 )
-from edgespec.runtimes.native.reading import unread_reason
 from edgespec.runtimes.native.sidecar import has_room
+from edgespec.runtimes.native.tensors import unread_reason
 from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
 
