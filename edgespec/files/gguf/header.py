@@ -15,7 +15,10 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+from edgespec.architectures.shape import EMBEDDING
+from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import ModelFileError
 from edgespec.files.checked import cannot_map
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
@@ -27,9 +30,9 @@ from edgespec.files.gguf.records import (
     FilePart,
     GgufArray,
     GgufHeader,
+    MetadataValue,
     TensorInfo,
 )
-from edgespec.files.gguf.text_part import text_part
 
 _VERSIONS = (2, 3)  # what ggml reads; 1 was withdrawn, 4 does not exist
 _FIXED_BYTES = 24  # magic, version, two counts
@@ -110,8 +113,8 @@ def read_header(path: Path, others: Sequence[Path] = ()) -> GgufHeader:
     if _parts_of(header) == 1:
         if others:
             raise ModelFileError(path, "it is a whole model, not a part of a split model")
-        return text_part(header)
-    return text_part(
+        return _text_part(header)
+    return _text_part(
         _joined(sorted([header, *map(_read_file, others)], key=_number) if others else _siblings(header))
     )
 
@@ -448,3 +451,49 @@ def _joined(in_order: Iterable[GgufHeader]) -> GgufHeader:
         reason = f"its {count} parts hold {len(tensors)} tensors, but the model has {total}"
         raise ModelFileError(first.path, reason, hint=_TOGETHER)
     return replace(first, file_bytes=start, tensors=tuple(tensors.values()), split=tuple(split))
+
+
+# ------------------------------------------------------------------------------ the text model of a multimodal file
+
+# Ollama keeps such models in one file, and writes some keys differently than llama.cpp reads them, or not at all. The
+# file of each architecture says which.
+
+# Name prefixes in llama.cpp's projector files: image encoder, audio encoder, and projection to the text model.
+_OTHER_SENSES = ("v.", "a.", "mm.")
+
+_TABLES = ("tokens", "scores", "token_type")
+
+
+def _text_part(header: GgufHeader) -> GgufHeader:
+    """The header with only the text model's tensors, and with the keys that llama.cpp's reader needs.
+
+    Raises ModelFileError if the file changes while it is read.
+    """
+    aside = tuple(tensor for tensor in header.tensors if tensor.name.startswith(_OTHER_SENSES))
+    if aside and len(aside) < len(header.tensors):
+        text = tuple(tensor for tensor in header.tensors if not tensor.name.startswith(_OTHER_SENSES))
+        header = replace(header, tensors=text, vision_tensors=aside)
+    architecture = ARCHITECTURES.get(header.architecture)
+    if architecture is None or architecture.completed is None:
+        return header
+    more = architecture.completed(header.metadata, is_multimodal=bool(header.vision_tensors))
+    return header if more is None else _completed(header, more)
+
+
+def _completed(header: GgufHeader, more: Mapping[str, Any]) -> GgufHeader:
+    metadata = {**header.metadata, **more}
+    rows = next((tensor for tensor in header.tensors if tensor.name == EMBEDDING), None)
+    if rows is not None and len(rows.shape) > 1:
+        for table in _TABLES:
+            key = f"tokenizer.ggml.{table}"
+            if key in metadata:
+                metadata[key] = _cut(metadata[key], rows)
+    return replace(header, metadata=MappingProxyType(metadata), completed=True)
+
+
+def _cut(table: MetadataValue, embedding: TensorInfo) -> MetadataValue:
+    """The table without image tokens, which have no row in the embedding."""
+    rows = embedding.shape[1]
+    if isinstance(table, tuple):
+        return table[:rows]
+    return table.first(rows) if isinstance(table, GgufArray) else table
