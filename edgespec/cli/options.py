@@ -296,6 +296,6 @@ def check_thinking(engine: Engine, *, think: bool) -> None:
 def default_threads() -> int:
     """Threads for work other than decoding: as many as the profile gives a target on this processor."""
     from edgespec.hardware.machine import describe_machine
-    from edgespec.placement.settings import choose_threads
+    from edgespec.placement.prepared import choose_threads
 
     return choose_threads(resolve_profile(None), describe_machine(), None)

@@ -20,8 +20,7 @@ from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import memory_needed, require_memory
-from edgespec.placement.prepared import Preparation, PreparedModel, prepare_model
-from edgespec.placement.settings import choose_threads
+from edgespec.placement.prepared import Preparation, PreparedModel, choose_threads, prepare_model
 from edgespec.runtimes.table import runtime_of
 from edgespec.text.tokenizers.choice import open_tokenizer
 

@@ -15,10 +15,8 @@ from edgespec.files.disk import gib
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.reasons import Reason
-from edgespec.placement.layer_split import layer_bytes, layers_that_fit
-from edgespec.placement.memory import estimate_memory
-from edgespec.placement.prepared import Preparation, PreparedModel
-from edgespec.placement.settings import processor_runtimes
+from edgespec.placement.memory import estimate_memory, layer_bytes, layers_that_fit
+from edgespec.placement.prepared import Preparation, PreparedModel, processor_runtimes
 from edgespec.planning.choice.evaluation import memory_not_known
 from edgespec.planning.choice.options import Footprint, Rejected, placed_name
 from edgespec.planning.choice.ranking import HEADROOM_BYTES

@@ -12,7 +12,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.model import HOST
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
-from edgespec.placement.layer_split import layer_bytes
+from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import PreparedModel
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.runtimes.table import runtime_of

@@ -20,11 +20,6 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.translated import TranslatedModel
 
-# Bytes of a model's file loaded a second: mapped from an earlier load's result, and prepared from scratch. The slower
-# of two 2-core machines: 1.12 GB in 0.3 s, and 0.49 GB in 1.6 s (docs/results/native.md). For other runtimes a guess,
-# until the first load.
-_MAPPED_BYTES_PER_S, _PREPARED_BYTES_PER_S = 3.7e9, 0.3e9
-
 
 class ModelPool:
     """Loads models while all of them together leave the target its memory. Thread-safe.
@@ -166,7 +161,7 @@ class ModelPool:
             return 0.0
         if model.waits_because is None:
             return 0.0
-        took_s = self._took_s.get(own.file.identity) or _expected_s(own)
+        took_s = self._took_s.get(own.file.identity) or own.expected_load_s
         return max(0.0, took_s - model.loading_for_s)
 
     @property
@@ -181,9 +176,7 @@ class ModelPool:
         if threads != own.threads:
             self._prepare = Preparation(own.profile, threads, own.context_length)
             if self.drafter is not None:
-                own, file = self._prepare, self.drafter.file
-                layer = self.drafter.form.layer
-                self.drafter = own.drafting_layer(own.target(file)) if layer else own.drafter(file)
+                self.drafter = self.drafter.drafting_in(self._prepare)
         for model in self._unload():
             model.wait_until_ended()  # avoids two in memory at the same time
 
@@ -270,14 +263,6 @@ class ModelPool:
             other.close()
         if self._ledger is not None:
             self._ledger.leave(self)
-
-
-def _expected_s(drafter: PreparedModel) -> float:
-    """Expected seconds of a load, by file size."""
-    if drafter.form.layer:
-        return 0.0
-    rate = _MAPPED_BYTES_PER_S if drafter.is_prepared else _PREPARED_BYTES_PER_S
-    return drafter.file.weight_bytes / rate
 
 
 def _check_memory(reference: weakref.ref[ModelPool], drafter: PreparedModel) -> None:

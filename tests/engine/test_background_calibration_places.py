@@ -19,7 +19,7 @@ from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
 from edgespec.placement.candidates import NOT_MEASURED, Placements
-from edgespec.placement.layer_split import layer_bytes
+from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.planning.choice.options import Ranking
 from edgespec.planning.choice.ranking import HEADROOM_BYTES

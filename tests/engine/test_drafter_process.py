@@ -25,8 +25,7 @@ from edgespec.hardware.machine import describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import LoadsInBackground
 from edgespec.placement.memory import memory_needed
-from edgespec.placement.prepared import PROCESS_BYTES, Preparation
-from edgespec.placement.settings import choose_threads
+from edgespec.placement.prepared import PROCESS_BYTES, Preparation, choose_threads
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.runtimes.process.deadlines import Deadlines

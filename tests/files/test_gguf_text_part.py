@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import GgufArray
 from edgespec.files.model_file import read_model_file
 from edgespec.files.progress import Job, ProgressEvent
 from edgespec.interfaces.model import HOST
-from edgespec.placement.settings import choose_runtime
+from edgespec.placement.prepared import choose_runtime
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.table import RUNTIMES
 from edgespec.store.locate import Locator

@@ -25,7 +25,7 @@ from edgespec.placement.candidates import (
     target_places,
     with_drafter,
 )
-from edgespec.placement.layer_split import layer_bytes
+from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.ranking import HEADROOM_BYTES
 from edgespec.profiles.profile import load_profile

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader, TensorInfo
-from edgespec.placement.layer_split import LayerBytes, layer_bytes, layers_that_fit
+from edgespec.placement.memory import LayerBytes, layer_bytes, layers_that_fit
 from tests.support.tiny_gguf import write_tiny_gguf
 
 F16 = 16.0

@@ -21,11 +21,14 @@ from edgespec.placement.prepared import (
     PROCESS_BYTES,
     Preparation,
     PreparedModel,
+    choose_threads,
     drafts_in_process,
+    fewer_threads,
+    other_caches,
+    other_settings,
     prepare_drafter,
     prepare_model,
 )
-from edgespec.placement.settings import choose_threads, fewer_threads, other_caches, other_settings
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import LlamaLibrary

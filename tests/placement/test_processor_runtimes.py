@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavailableError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.placement import settings as placement_settings
+from edgespec.placement import prepared
 from edgespec.placement.candidates import Placement, Placements, default_settings, target_places, with_drafter
 from edgespec.placement.prepared import Preparation
 from edgespec.profiles.profile import Profile, load_profile
@@ -72,7 +72,7 @@ def without_library(patch: pytest.MonkeyPatch) -> None:
 
 
 def processor_runtimes(wanted: str, device: str, file: LocatedModel) -> tuple[str, ...]:
-    return tuple(runtime.name for runtime in placement_settings.processor_runtimes(wanted, device, file))
+    return tuple(runtime.name for runtime in prepared.processor_runtimes(wanted, device, file))
 
 
 def target_settings(profile: Profile, threads: int, file: LocatedModel) -> Settings:
@@ -202,7 +202,7 @@ def test_runtime_and_draft_runtime_are_chosen_independently(target: LocatedModel
 
 
 def test_the_name_of_a_runtime_is_not_a_device(target: LocatedModel) -> None:
-    runtime, device = placement_settings.choose_runtime("auto", "native", target)
+    runtime, device = prepared.choose_runtime("auto", "native", target)
     settings = runtime.settings(target, threads=2, device=device)
     assert isinstance(settings, LlamaSettings)
     with pytest.raises(RuntimeUnavailableError, match="no device 'native'"):

@@ -10,7 +10,7 @@ from edgespec.calibration.timing import ModelTimes
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.hardware.bandwidth import BandwidthMeasurement, kernel_bandwidth, utilisation
 from edgespec.interfaces.model import Mixture, ModelFacts
-from edgespec.placement.settings import other_settings, setting_words
+from edgespec.placement.prepared import other_settings, setting_words
 from edgespec.planning.cost.curve import ExpertTimes
 from edgespec.planning.cost.widths import width_classes
 

@@ -28,7 +28,7 @@ from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement, same_place
-from edgespec.placement.settings import fewer_threads, other_caches, setting_words
+from edgespec.placement.prepared import fewer_threads, other_caches, setting_words
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.background import BackgroundModel
 

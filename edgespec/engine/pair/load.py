@@ -26,8 +26,7 @@ from edgespec.interfaces.model import Model
 from edgespec.placement.context_length import choose_context, least_context, unchanged_context
 from edgespec.placement.memory import MemoryLedger
 from edgespec.placement.model_pool import ModelPool
-from edgespec.placement.prepared import Preparation, PreparedModel
-from edgespec.placement.settings import choose_threads, other_settings
+from edgespec.placement.prepared import Preparation, PreparedModel, choose_threads, other_settings
 from edgespec.planning.choice.planner import PlanRequest
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WidthProbe

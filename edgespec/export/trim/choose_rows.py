@@ -42,8 +42,7 @@ from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading, follow
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
-from edgespec.placement.prepared import Preparation
-from edgespec.placement.settings import choose_threads
+from edgespec.placement.prepared import Preparation, choose_threads
 from edgespec.profiles.profile import Profile
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizers.choice import open_tokenizer
