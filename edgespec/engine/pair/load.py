@@ -35,7 +35,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
-from edgespec.text.tokenizers.choice import open_tokenizer, require_tokenizer
+from edgespec.text.tokenizers.choice import choose_tokenizer
 
 WAITING = Loading("waiting for another calibration to finish")
 
@@ -77,7 +77,7 @@ def load_pair(
     machine = describe_machine()
     allowed = _allowed_bytes(profile, machine, limits)
     file = _find_target(profile, locator)
-    require_tokenizer(file.tokenizer_path, file.header)  # before a drafter is fetched for it
+    open_tokenizer = choose_tokenizer(file.tokenizer_path, file.header)  # before a drafter is fetched for it
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
     threads = choose_threads(profile, machine, limits.max_threads)
     asked = None if profile.context == "auto" else profile.context
@@ -114,7 +114,7 @@ def load_pair(
         check = None
         if widths is None and request.depth != 0 and request.sources and model.facts.bit_equal_by_construction:
             check = SelfCheck(model)  # as long as the tokenizer, which uses one processor
-        tokenizer = open_tokenizer(file.tokenizer_path, file.header)
+        tokenizer = open_tokenizer()
         if check is not None:
             widths = check.result()
             store.save(WIDTHS, widths, model.facts)

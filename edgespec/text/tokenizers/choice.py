@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from edgespec.errors import RuntimeUnavailableError
@@ -15,21 +16,25 @@ from edgespec.text.tokenizers.vocabulary import unsupported
 
 
 def open_tokenizer(path: Path, header: GgufHeader | None = None) -> Tokenizer:
-    """Our own tokenizer if it supports the vocabulary, else llama.cpp's.
+    """The tokenizer that ``choose_tokenizer`` chooses. Without a ``header`` the file is read and checked first.
 
-    Without a ``header`` the file is read and checked first. Raises ModelFileError, RuntimeUnavailableError.
+    Raises ModelFileError, RuntimeUnavailableError.
     """
-    header = read_header(path) if header is None else header
-    require_tokenizer(path, header)
-    return GgufTokenizer(header) if unsupported(header) is None else LlamaTokenizer(path, header)
+    return choose_tokenizer(path, read_header(path) if header is None else header)()
 
 
-def require_tokenizer(path: Path, header: GgufHeader) -> None:
-    """Raise RuntimeUnavailableError if the vocabulary needs llama.cpp and llama.cpp cannot be used."""
+def choose_tokenizer(path: Path, header: GgufHeader) -> Callable[[], Tokenizer]:
+    """What opens our own tokenizer if it supports the vocabulary, else llama.cpp's.
+
+    Raises RuntimeUnavailableError if the vocabulary needs llama.cpp and llama.cpp cannot be used. Opening raises
+    ModelFileError.
+    """
     reason = unsupported(header)
-    if reason is not None:
-        try:
-            load()
-        except RuntimeUnavailableError as error:
-            what = f"{path.name} needs llama.cpp, because {reason}; {error.message}"
-            raise RuntimeUnavailableError(what, hint=error.hint) from error
+    if reason is None:
+        return lambda: GgufTokenizer(header)
+    try:
+        load()
+    except RuntimeUnavailableError as error:
+        what = f"{path.name} needs llama.cpp, because {reason}; {error.message}"
+        raise RuntimeUnavailableError(what, hint=error.hint) from error
+    return lambda: LlamaTokenizer(path, header)
