@@ -14,7 +14,8 @@ from edgespec.bench.run import Answer
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
-from tests.support.bench_answers import a_round, answered
+from tests.support.bench_answers import answered
+from tests.support.planning import a_round
 
 # A plain forward takes 10 ms, a further row 1 ms; at 200 tokens of context twice as long.
 FLAT = Curve(widths=(1, 2, 4), forward_s=(0.010, 0.011, 0.013))

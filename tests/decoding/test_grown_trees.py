@@ -15,7 +15,6 @@ from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.drafters.model import ModelDrafter
 from edgespec.interfaces.drafting import DraftRequest, Proposal
-from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.depth.base import FixedDepth
 from tests.decoding.test_loop import (
     PLAIN,
@@ -30,6 +29,7 @@ from tests.decoding.test_loop import (
 )
 from tests.support.fake_runtime import FakeModel, noise_words
 from tests.support.gates import Shape
+from tests.support.planning import a_round
 
 TARGET = FakeModel(can_branch=True)
 
@@ -189,10 +189,7 @@ def test_a_proposals_height_is_its_longest_path() -> None:
 
 
 def test_a_round_record_counts_alternatives_as_proposed_but_not_in_the_depth() -> None:
-    record = RoundRecord(
-        width=5, context_length=9, proposed=4, evaluated=2, accepted=1, invalid=0, emitted=2, source="model",
-        draft_s=0.1, sync_s=0.0, verify_s=0.2, round_s=0.3, alternative_count=3,
-    )  # fmt: skip
+    record = a_round(4, 1, evaluated=2, source="model", alternative_count=3)
     stats = DecodeStats()
     stats.add_round(record)
     assert (record.depth, stats.proposed) == (1, 4)
@@ -200,10 +197,7 @@ def test_a_round_record_counts_alternatives_as_proposed_but_not_in_the_depth() -
 
 def test_guessing_time_is_whole_guessing_rounds_plus_other_drafting_time() -> None:
     """The whole time of rounds with guesses or a busy drafter; of other rounds only the drafting time."""
-    plain = RoundRecord(
-        width=1, context_length=9, proposed=0, evaluated=0, accepted=0, invalid=0, emitted=1, source=None,
-        draft_s=0.01, sync_s=0.0, verify_s=0.2, round_s=0.22,
-    )  # fmt: skip
+    plain = a_round(draft_s=0.01, verify_s=0.2, round_s=0.22)
     stats = DecodeStats()
     for record in (plain, replace(plain, width=3, round_s=0.5), replace(plain, overlapped=True, round_s=0.3)):
         stats.add_round(record)

@@ -12,7 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
 from tests.support.assistants import Pair, agreeing_pair, written_pair
 from tests.support.kernel_calls import require_native
-from tests.support.same_texts import ASKED, continued, plain_texts, said, texts_at_a_time
+from tests.support.same_texts import KeepsTexts, plain_texts, same_text_at_random
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 
@@ -40,42 +40,15 @@ def plain(engine: Engine) -> dict[str, tuple[int, ...]]:
     return plain_texts(engine)
 
 
-@pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("depth", [None, 1, 6])
-def test_the_text_is_plain_decodings(
-    engine: Engine, plain: dict[str, tuple[int, ...]], name: str, depth: int | None
-) -> None:
-    with engine.session() as session:
-        done = said(session, depth, **ASKED[name])
-    assert done.token_ids == plain[name]
-    assert done.stats.accepted > 10
-
-
-def test_answers_at_a_time_have_the_same_texts(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
-    found = texts_at_a_time(engine)
-    assert [ids for _, ids in found] == [plain[name] for name, _ in found]
-
-
-def test_branched_undone_and_saved_sessions_continue_as_plain_ones(engine: Engine, tmp_path: Path) -> None:
-    found = []
-    for depth in (0, 5):
-        ids, accepted = continued(engine, depth, tmp_path / f"{depth}.edgespec")
-        assert (accepted > 10) == (depth > 0)
-        found.append(ids)
-    assert found[0] == found[1]
+class TestTexts(KeepsTexts):
+    pass
 
 
 def test_an_assistant_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_path: Path) -> None:
     with load(tiny, written_pair(tmp_path, quant="Q8_0")) as engine:
         assert engine.plan.drafter is not None
         assert engine.plan.mode != "pipelined"
-        found = []
-        for depth in (0, 4):
-            with engine.session() as session:
-                done = said(session, depth)
-                assert (done.stats.proposed > 0) == (depth > 0)
-                found.append(done.token_ids)
-    assert found[0] == found[1]
+        assert same_text_at_random(engine)
 
 
 def test_an_assistant_counts_its_targets_rows_and_no_cache(engine: Engine) -> None:

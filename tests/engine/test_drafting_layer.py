@@ -17,7 +17,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.planning.choice.ranking import explain
 from edgespec.runtimes.native.following import DraftingSequence
 from tests.support.kernel_calls import require_native
-from tests.support.same_texts import ASKED, continued, plain_texts, said, texts_at_a_time
+from tests.support.same_texts import KeepsTexts, plain_texts, said, same_text_at_random
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, invent_measurements, load_drafter, read_all
 
@@ -77,29 +77,8 @@ def test_the_layer_drafts_and_the_plan_names_it(engine: Engine) -> None:
     assert (pool.drafter.is_prepared, pool.drafter.will_prepare) == (True, False)
 
 
-@pytest.mark.parametrize("name", ASKED)
-@pytest.mark.parametrize("depth", [None, 1, 6])
-def test_the_text_is_plain_decodings(
-    engine: Engine, plain: dict[str, tuple[int, ...]], name: str, depth: int | None
-) -> None:
-    with engine.session() as session:
-        done = said(session, depth, **ASKED[name])
-    assert done.token_ids == plain[name]
-    assert done.stats.accepted > 20
-
-
-def test_answers_at_a_time_have_the_same_texts(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
-    found = texts_at_a_time(engine)
-    assert [ids for _, ids in found] == [plain[name] for name, _ in found]
-
-
-def test_branched_undone_and_saved_sessions_continue_like_plain_ones(engine: Engine, tmp_path: Path) -> None:
-    found = []
-    for depth in (0, 5):
-        ids, accepted = continued(engine, depth, tmp_path / f"{depth}.edgespec")
-        assert (accepted > 20) == (depth > 0)
-        found.append(ids)
-    assert found[0] == found[1]
+class TestTexts(KeepsTexts):
+    least = 20
 
 
 def test_a_layer_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_path: Path) -> None:
@@ -111,13 +90,7 @@ def test_a_layer_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_path: 
         drafting=("shared_head_norm", "shared_head_head"),
     )
     with load(tiny, path) as engine:
-        found = []
-        for depth in (0, 4):
-            with engine.session() as session:
-                done = said(session, depth)
-                assert (done.stats.proposed > 0) == (depth > 0)
-                found.append(done.token_ids)
-    assert found[0] == found[1]
+        assert same_text_at_random(engine)
 
 
 def test_a_layer_that_fails_costs_its_guesses_alone(engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:

@@ -10,23 +10,11 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.live_times import PlainTimes
 from edgespec.planning.depth.base import ConfidenceGate, EntropyGate, FixedDepth
+from tests.support.planning import a_round
 
 
 def plain_round(seconds: float, width: int = 1) -> RoundRecord:
-    return RoundRecord(
-        width=width,
-        context_length=100,
-        proposed=width - 1,
-        evaluated=0,
-        accepted=0,
-        invalid=0,
-        emitted=1,
-        source=None,
-        draft_s=0.0,
-        sync_s=0.0,
-        verify_s=seconds,
-        round_s=seconds,
-    )
+    return a_round(width - 1, evaluated=0, verify_s=seconds)
 
 
 def test_fixed_depth_is_allowed_in_every_round() -> None:

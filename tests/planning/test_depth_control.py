@@ -39,6 +39,7 @@ from tests.support.drawn_requests import (
     draw_request,
     generator,
 )
+from tests.support.planning import a_round
 from tests.support.request_bounds import SOON_TOKENS
 from tests.support.simulated_clock import Controlled, serve, serve_each
 
@@ -79,20 +80,13 @@ def drafting(own: DepthControl, tokens: int = 60, *, sampled: bool = False) -> A
 
 
 def round_of(width: int = 1, emitted: int = 1, *, context: int = 100, factor: float = 1.0) -> RoundRecord:
-    verify_s = factor * NATIVE.forward_s(width, context)
-    return RoundRecord(
-        width=width,
-        context_length=context,
-        proposed=width - 1,
+    return a_round(
+        width - 1,
+        emitted - 1,
+        context=context,
         evaluated=min(width - 1, emitted),
-        accepted=emitted - 1,
-        invalid=0,
-        emitted=emitted,
         source="model" if width > 1 else None,
-        draft_s=0.0,
-        sync_s=0.0,
-        verify_s=verify_s,
-        round_s=verify_s,
+        verify_s=factor * NATIVE.forward_s(width, context),
     )
 
 

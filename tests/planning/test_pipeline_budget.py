@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import TIMEOUT_MAX
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve
 from edgespec.planning.depth.pipeline_budget import MeasuredBudget
+from tests.support.planning import a_round
 
 STEEP = Curve(widths=(1, 2, 3, 4), forward_s=(0.010, 0.020, 0.030, 0.040))
 FLAT = Curve(widths=(1, 4), forward_s=(0.010, 0.010))
@@ -23,21 +25,8 @@ def known(curve: Curve) -> Costs:
 def record(
     evaluated: int, accepted: int, *, draft_s: float = 0.0, sync_s: float = 0.0, forwards: int = 0
 ) -> RoundRecord:
-    return RoundRecord(
-        width=3,
-        context_length=10,
-        proposed=3,
-        evaluated=evaluated,
-        accepted=accepted,
-        invalid=0,
-        emitted=accepted + 1,
-        source="model",
-        draft_s=draft_s,
-        sync_s=sync_s,
-        verify_s=0.01,
-        round_s=0.01,
-        draft_forwards=forwards,
-    )
+    drafted: dict[str, Any] = {"source": "model", "draft_s": draft_s, "sync_s": sync_s, "forwards": forwards}
+    return a_round(3, accepted, width=3, evaluated=evaluated, round_s=0.01, **drafted)
 
 
 def test_without_times_all_tokens_up_to_the_cap_are_verified() -> None:

@@ -8,7 +8,6 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
@@ -22,6 +21,7 @@ from tests.support.drawn_rounds import (
     simulate_pipelined,
     simulate_serial,
 )
+from tests.support.planning import a_round
 from tests.support.simulated_decoding import FLAT as GENTLE, STEEP
 
 ACCEPTANCE = (0.5, 0.8, 0.95)
@@ -164,22 +164,7 @@ def test_a_free_drafter_fills_every_window() -> None:
 def test_simulated_windows_equal_those_of_the_measured_budget(curve: Curve, percent: int) -> None:
     budget = MeasuredBudget(7, Costs(curves=ContextCurves(contexts=(0,), curves=(curve,))))
     for _ in range(600):
-        budget.record(
-            RoundRecord(
-                width=3,
-                context_length=10,
-                proposed=100,
-                evaluated=100,
-                accepted=percent,
-                invalid=0,
-                emitted=1,
-                source="model",
-                draft_s=0.0,
-                sync_s=0.0,
-                verify_s=0.01,
-                round_s=0.01,
-            )
-        )
+        budget.record(a_round(100, percent, width=3, emitted=1, source="model"))
     windows = windows_by_rate(curve, percent / 100, 7)
     assert windows == tuple(budget.window(count) for count in range(8))
 

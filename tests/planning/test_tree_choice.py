@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
 from edgespec.interfaces.drafting import Choice, DraftTree
-from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.acceptance import Acceptance, AcceptancePrior, AlternativeOdds
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import ContextCurves, Curve, ExpertTimes
@@ -17,6 +15,7 @@ from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.price import PricedGate, choose_nodes
+from tests.support.planning import a_round
 from tests.support.simulated_decoding import FLAT, MODEL
 
 LINE = Curve(widths=(1, 2), forward_s=(1.0, 1.05))
@@ -166,10 +165,10 @@ def test_alternatives_that_are_never_right_are_no_longer_chosen() -> None:
     answer = policy.answer(prompt_tokens=100)
     answer.began(10.0, FLAT.plain_s)
     for _ in range(40):
-        answer.record(plain(FLAT.plain_s))
+        answer.record(a_round(verify_s=FLAT.plain_s))
 
     assert answer.allow("model").depth == 1
-    answer.record(replace(plain(FLAT.plain_s), source="model", draft_s=MODEL.token_s, draft_forwards=1))
+    answer.record(a_round(verify_s=FLAT.plain_s, source="model", draft_s=MODEL.token_s, forwards=1))
 
     def chosen() -> tuple[int, ...]:
         own = answer.allow("model").gate
@@ -181,23 +180,6 @@ def test_alternatives_that_are_never_right_are_no_longer_chosen() -> None:
         answer.learn_alternatives("model", [0.4, 0.3], [False, False])
         answer.learn_alternatives("unknown", [0.4, 0.3], [True, False])
     assert chosen() == ()
-
-
-def plain(seconds: float) -> RoundRecord:
-    return RoundRecord(
-        width=1,
-        context_length=100,
-        proposed=0,
-        evaluated=0,
-        accepted=0,
-        invalid=0,
-        emitted=1,
-        source=None,
-        draft_s=0.0,
-        sync_s=0.0,
-        verify_s=seconds,
-        round_s=seconds,
-    )
 
 
 def test_odds_above_one_count_as_certain() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from edgespec.interfaces.model import ModelFacts
-from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.choice.options import Candidate
 from edgespec.planning.choice.plan import Mode, PlannedDrafter
 from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel, PlanRequest
@@ -19,7 +18,7 @@ from edgespec.planning.cost.margins import TREES_GAIN
 from edgespec.planning.cost.round_simulation import SimulatedPair, expected_pipelined
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.planning.depth.control import DepthControl
-from tests.support.planning import SMALL, model_facts, plan_pair, rank_pair, request
+from tests.support.planning import SMALL, a_round, model_facts, plan_pair, rank_pair, request
 
 FLAT = Curve(widths=(1, 16), forward_s=(0.1, 0.1))
 APART = Contention()
@@ -237,22 +236,11 @@ def test_the_depth_policy_prices_the_drafting_model_whatever_its_name() -> None:
             allowed = answer.allow(source).depth
             found.append(allowed)
             answer.learn(source, (0.9,) * allowed, (True,) * allowed)
-            record = RoundRecord(
-                source=source if allowed else None,
-                proposed=allowed,
-                evaluated=allowed,
-                accepted=allowed,
-                invalid=0,
-                sync_s=0.0,
-                emitted=allowed + 1,
-                width=allowed + 1,
-                context_length=128,
-                draft_s=0.001 * allowed,
-                verify_s=0.1,
-                round_s=0.1 + 0.001 * allowed,
-                draft_forwards=allowed,
+            own = source if allowed else None
+            draft_s = 0.001 * allowed
+            answer.record(
+                a_round(allowed, allowed, context=128, forwards=allowed, source=own, draft_s=draft_s, verify_s=0.1)
             )
-            answer.record(record)
         assert control.speedup(1.0) > 1
         return found
 

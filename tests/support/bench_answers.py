@@ -59,24 +59,6 @@ def made(prompt: Prompt, arm: str, turn: int, changes: dict[str, Any]) -> Answer
     return Answer(**{**fields, **changes})
 
 
-def a_round(
-    *,
-    proposed: int = 0,
-    accepted: int = 0,
-    context: int = 100,
-    forwards: int = 0,
-    draft_s: float = 0.0,
-    sync_s: float = 0.0,
-    verify_s: float = 0.010,
-    source: str | None = None,
-) -> RoundRecord:
-    return RoundRecord(
-        width=proposed + 1, context_length=context, proposed=proposed, evaluated=proposed, accepted=accepted,
-        invalid=0, emitted=accepted + 1, source=source, draft_s=draft_s, sync_s=sync_s, verify_s=verify_s,
-        round_s=draft_s + verify_s, draft_forwards=forwards,
-    )  # fmt: skip
-
-
 def answered(
     arm: str = "plain",
     *,

@@ -11,14 +11,14 @@ import json
 import socket
 import ssl
 import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
+
+from tests.support.serving import Silent, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CHUNK_BYTES = 16 * 1024
@@ -78,33 +78,13 @@ class HubServer:
         return hashlib.sha256(data).hexdigest()
 
 
-@contextmanager
-def running(hub: HubServer) -> Iterator[HubServer]:
+def running(hub: HubServer) -> AbstractContextManager[HubServer]:
     """Serve ``hub`` until the block ends."""
-
-    class Handler(_Handler):
-        state = hub
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    if hub.tls is not None:
-        server.socket = hub.tls.wrap_socket(server.socket, server_side=True)
-    hub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return serving(_Handler, hub, hub.tls)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Silent, BaseHTTPRequestHandler):
     state: HubServer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self._serve()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote
+
+from tests.support.serving import Silent, serving
 
 
 @dataclass
@@ -39,29 +38,12 @@ class IndexServer:
         return [request for request in self.requests if request[0].endswith(".whl")]
 
 
-@contextmanager
-def running_index(index: IndexServer) -> Iterator[IndexServer]:
-    class Handler(_Handler):
-        state = index
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    index.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield index
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def running_index(index: IndexServer) -> AbstractContextManager[IndexServer]:
+    return serving(_Handler, index)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Silent, BaseHTTPRequestHandler):
     state: IndexServer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     def do_GET(self) -> None:
         index, path = self.state, unquote(self.path)

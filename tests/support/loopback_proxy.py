@@ -5,13 +5,12 @@ from __future__ import annotations
 import http.client
 import select
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlsplit
+
+from tests.support.serving import Silent, serving
 
 
 @dataclass
@@ -28,29 +27,12 @@ class Proxy:
         return f"127.0.0.1:{self.port}"
 
 
-@contextmanager
-def running_proxy(proxy: Proxy) -> Iterator[Proxy]:
-    class Handler(_Handler):
-        state = proxy
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    proxy.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        yield proxy
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def running_proxy(proxy: Proxy) -> AbstractContextManager[Proxy]:
+    return serving(_Handler, proxy)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Silent, BaseHTTPRequestHandler):
     state: Proxy
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
 
     def _refused(self) -> bool:
         self.state.asked.append(self.path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.interfaces.model import ModelFacts
+from edgespec.interfaces.policy import RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, TargetOption
 from edgespec.planning.choice.plan import Mode, Plan
@@ -44,6 +45,29 @@ def model_facts(name: str = "big", **changes: Any) -> ModelFacts:
         "kv_type": "f16",
     }
     return ModelFacts(**{**values, **changes})
+
+
+def a_round(
+    proposed: int = 0, accepted: int = 0, *, context: int = 100, forwards: int = 0, **measured: Any
+) -> RoundRecord:
+    """A round of a chain in 10 ms that the target spends alone, but for what was ``measured``."""
+    draft_s, verify_s = measured.get("draft_s", 0.0), measured.get("verify_s", 0.010)
+    values: dict[str, Any] = {
+        "width": proposed + 1,
+        "context_length": context,
+        "proposed": proposed,
+        "evaluated": proposed,
+        "accepted": accepted,
+        "invalid": 0,
+        "emitted": accepted + 1,
+        "source": None,
+        "draft_s": draft_s,
+        "sync_s": 0.0,
+        "verify_s": verify_s,
+        "round_s": draft_s + verify_s,
+        "draft_forwards": forwards,
+    }
+    return RoundRecord(**{**values, **measured})
 
 
 # The drafting model of a request that names no other.

@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.engine.session import Session
@@ -17,6 +19,46 @@ ASKED: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.9, "seed": 7},
     "cut": {"temperature": 1.1, "seed": 8, "top_k": 20, "repeat_penalty": 1.2},
 }
+
+
+class KeepsTexts:
+    """What each such drafter has to do, for a module with fixtures ``engine`` and ``plain``."""
+
+    least = 10  # guesses of an answer that are right
+
+    @pytest.mark.parametrize("name", ASKED)
+    @pytest.mark.parametrize("depth", [None, 1, 6])
+    def test_the_text_is_plain_decodings(
+        self, engine: Engine, plain: dict[str, tuple[int, ...]], name: str, depth: int | None
+    ) -> None:
+        with engine.session() as session:
+            done = said(session, depth, **ASKED[name])
+        assert done.token_ids == plain[name]
+        assert done.stats.accepted > self.least
+
+    def test_answers_at_a_time_have_the_same_texts(self, engine: Engine, plain: dict[str, tuple[int, ...]]) -> None:
+        found = texts_at_a_time(engine)
+        assert [ids for _, ids in found] == [plain[name] for name, _ in found]
+
+    def test_branched_undone_and_saved_sessions_continue_like_plain_ones(
+        self, engine: Engine, tmp_path: Path
+    ) -> None:
+        (plain, none), (drafted, accepted) = (
+            continued(engine, depth, tmp_path / f"{depth}.edgespec") for depth in (0, 5)
+        )
+        assert drafted == plain
+        assert accepted > self.least >= none
+
+
+def same_text_at_random(engine: Engine) -> bool:
+    """Whether a drafter whose guesses are mostly wrong leaves an answer as it is, and drafts only where it may."""
+    found = []
+    for depth in (0, 4):
+        with engine.session() as session:
+            done = said(session, depth)
+            assert (done.stats.proposed > 0) == (depth > 0)
+            found.append(done.token_ids)
+    return found[0] == found[1]
 
 
 def said(session: Session, depth: int | None = None, prompt: str = "the people", **asked: Any) -> Done:

@@ -245,11 +245,6 @@ class Run:
     def mean_depth(self) -> float:
         return sum(self.depths) / len(self.depths)
 
-    @property
-    def drafted_share(self) -> float:
-        """Share of the rounds in which a drafter took time, with or without accepted tokens."""
-        return sum(record.source is not None for record in self.records) / len(self.records)
-
     def drafted_at(self) -> list[int]:
         """Tokens already emitted at each round with a proposal."""
         places, emitted = [], 0
