@@ -83,6 +83,16 @@ class ModelFacts:
     windowed: WindowedLayers = ALL_KEPT
     settings: Mapping[str, str | int | bool] = field(default_factory=dict)
 
+    @property
+    def place(self) -> tuple[str, str, object]:
+        """The runtime, the device, and how many layers are on it."""
+        return self.runtime, self.device, self.settings.get("gpu_layers")
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """All that the same weights may run in otherwise."""
+        return self.runtime, self.device, self.threads, self.kv_type, dict(self.settings)
+
     def cache_bytes(self, tokens: int) -> int:
         """What a cache of that many tokens takes."""
         return self.kv_bytes_per_token * tokens - self.windowed.spared_bytes(tokens)

@@ -216,16 +216,6 @@ def room_for_drafter(settings: Settings, device: str, places: Placements) -> tup
     return place.needed_bytes[place.memory], places.memory_bytes[place.memory] - taken
 
 
-def same_place(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether two settings put a model on the same device, in the same runtime and with as many layers."""
-    layers = "gpu_layers"
-    return (one.runtime, one.device, one.settings.get(layers)) == (
-        other.runtime,
-        other.device,
-        other.settings.get(layers),
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- one place
 
 

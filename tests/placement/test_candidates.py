@@ -21,7 +21,6 @@ from edgespec.placement.candidates import (
     default_settings,
     require_room,
     room_for_drafter,
-    same_place,
     target_places,
     with_drafter,
 )
@@ -315,9 +314,9 @@ def test_room_for_a_drafter_is_what_the_target_leaves_on_the_gpu(
         assert room_for_drafter(LlamaSettings(), device, found) is None
 
 
-def test_same_place_compares_runtime_device_and_layers(cards: Install, target: LocatedModel) -> None:
+def test_a_place_is_a_runtime_a_device_and_its_layers(cards: Install, target: LocatedModel) -> None:
     cards(gpu("Vulkan0", free=needed(target, 2)))
     here, whole, some = (place.facts for place in places(target).targets)
-    assert same_place(here, replace(here, threads=9, kv_type="f16"))
-    assert not same_place(here, whole)
-    assert not same_place(whole, some)
+    assert here.place == replace(here, threads=9, kv_type="f16").place
+    assert here.place != whole.place
+    assert whole.place != some.place

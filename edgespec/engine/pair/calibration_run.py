@@ -27,7 +27,7 @@ from edgespec.files.progress import Loading
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import Model, ModelFacts
-from edgespec.placement.candidates import Placement, same_place
+from edgespec.placement.candidates import Placement
 from edgespec.placement.prepared import fewer_threads, other_caches, setting_words
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.background import BackgroundModel
@@ -374,12 +374,12 @@ class BackgroundCalibration:
         targets = [
             partial(self._target_at, place)
             for place in places.targets
-            if places.room(place) and not same_place(place.facts, pair.target.facts)
+            if places.room(place) and place.facts.place != pair.target.facts.place
         ]
         drafters = [
             partial(self._drafter_at, place)
             for place in places.drafters
-            if places.room(place) and (drafter is None or not same_place(place.facts, drafter))
+            if places.room(place) and (drafter is None or place.facts.place != drafter.place)
         ]
         return [*targets, *drafters]
 

@@ -19,7 +19,7 @@ from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.interfaces.reasons import Reason
-from edgespec.placement.candidates import Placement, Placements, same_place
+from edgespec.placement.candidates import Placement, Placements
 from edgespec.planning.choice.evaluation import taken_bytes
 from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
@@ -265,7 +265,7 @@ class PairMeasurements:
 
     def _footprint(self, facts: ModelFacts, places: Sequence[Placement]) -> Footprint:
         """That of the model in its current setting."""
-        here = (place.footprint for place in places if _same_setting(place.facts, facts))
+        here = (place.footprint for place in places if place.facts.setting == facts.setting)
         return next(here, Footprint.whole(facts, self.request.context_length))
 
     def _own_drafters(self, costs: Costs, places: Placements) -> list[DrafterOption]:
@@ -280,12 +280,12 @@ class PairMeasurements:
         """The target in the other places where it was timed, and the rest with reasons."""
         timed, refused = list[TargetOption](), list[Rejected]()
         for place in places.targets:
-            if _same_setting(place.facts, self.target):
+            if place.facts.setting == self.target.setting:
                 continue
             option = self._option_at(place)
             if option is not None:
                 timed.append(option)
-            elif not same_place(place.facts, self.target):  # the target's own setting already stands for its place
+            elif place.facts.place != self.target.place:  # the target's own setting already stands for its place
                 refused.append(places.too_small(place) or place.not_measured())
         return timed, refused
 
@@ -341,7 +341,7 @@ class PairMeasurements:
         A change takes effect with the next load.
         """
         times, widths = self.target_times(), self.widths()
-        here = next((place for place in places.targets if same_place(place.facts, self.target)), None)
+        here = next((place for place in places.targets if place.facts.place == self.target.place), None)
         if times is None or times.busy or here is None:
             return
         own_s = usual_seconds(times.curves.curves[0], depth_cap(self.target, widths))
@@ -426,15 +426,4 @@ def _drafting(model: DraftingModel, costs: Costs, cost: DraftCost, footprint: Fo
         facts=model.facts,
         # The input's embedding, which a drafter on a device leaves in the machine's memory, is not counted.
         footprint=replace(footprint, host_bytes=0),
-    )
-
-
-def _same_setting(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether two descriptions run the model in the same setting."""
-    return (one.runtime, one.device, one.threads, one.kv_type, dict(one.settings)) == (
-        other.runtime,
-        other.device,
-        other.threads,
-        other.kv_type,
-        dict(other.settings),
     )
