@@ -199,8 +199,9 @@ def test_the_drafted_tokens_are_those_of_llama_cpp(paths: dict[str, Path], tmp_p
                 rows.append(drafting.forward([int(rows[-1].argmax())], 1).logits(0))
         theirs, scores = llama_draft(path, tokens[:length], 6)
         assert [int(row.argmax()) for row in rows] == theirs
-        # The same arithmetic but for the order of sums and where halves are used; scores spread over about 3.
-        assert max(np.abs(own - their).max() for own, their in zip(rows, scores, strict=True)) < 0.03
+        # The same arithmetic but for the order of sums and where halves are used, token after token; scores spread
+        # over about 3.
+        assert max(np.abs(own - their).max() for own, their in zip(rows, scores, strict=True)) < 0.06
         different |= set(theirs)
     assert len(different) > 6
 
