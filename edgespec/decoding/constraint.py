@@ -37,6 +37,19 @@ class Constraint(Protocol):
         """A new cursor, before the first token."""
 
 
+class Healing(Protocol):
+    """The end of a prompt that was taken back: the first tokens behind the rest spell its bytes again.
+
+    Only the target draws them, before any round, so that drafters change nothing there.
+    """
+
+    def mask(self, spelled: int) -> UintArray | None:
+        """The tokens that may follow ``spelled`` bytes, as in DrawRequest; None behind all of them: any token."""
+
+    def spelled(self, before: int, token: int) -> tuple[int, int]:
+        """How many bytes are spelled once ``token`` follows ``before`` bytes, and how many it has beyond the last."""
+
+
 class Bound:
     """The cursors of one answer, which begins behind ``prompt_tokens`` tokens of its context."""
 

@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgespec.decoding.constraint import Healing
 from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
 from edgespec.interfaces.counted_text import MOST_NODES, CountedText
 from edgespec.interfaces.drafting import Proposal
+from edgespec.interfaces.drawing import UintArray
 from edgespec.interfaces.model import (
     ALONE,
     PREFILL_CHUNK_TOKENS,
@@ -50,6 +52,7 @@ class Step:
     ``guessed_by`` names for each token the drafter that proposed it, or None if the token is the target's own: a
     correction, a bonus, the prefill's. ``finish`` is ``stop`` if the last token is one of the stop ids, ``length`` if
     the budget or the context is used up, else None. ``logprobs`` has an entry for each token, if they were asked for.
+    The first ``held`` bytes of the first token are the prompt's.
     """
 
     tokens: tuple[int, ...]
@@ -57,6 +60,7 @@ class Step:
     record: RoundRecord | None
     finish: FinishReason | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,8 @@ class LoopLimits:
     ``depth_cap`` also bounds the paths of a tree, which may have more nodes: the depth policy says how many.
     Nothing is proposed that would make a forward end beyond ``exact_length`` tokens, the longest context at which the
     target's widths were compared (None: widths are bit-equal at any length). ``logprobs``: how many of the likeliest
-    tokens each emitted token's log-probability is reported with (None: no log-probabilities).
+    tokens each emitted token's log-probability is reported with (None: no log-probabilities). ``healing``: the end of
+    the prompt, which is not in the history and is spelled again; those of its tokens that go no further join it.
     """
 
     max_tokens: int | None
@@ -75,6 +80,7 @@ class LoopLimits:
     stop_ids: frozenset[int] = frozenset()
     exact_length: int | None = None
     logprobs: int | None = None
+    healing: Healing | None = None
 
 
 class Rounds(ABC):
@@ -130,11 +136,29 @@ class Rounds(ABC):
         for start in range(cached, len(history) - 1, PREFILL_CHUNK_TOKENS):
             reading(start - cached, len(history) - cached)
             target.forward(history[start : min(start + PREFILL_CHUNK_TOKENS, len(history) - 1)], 0)
-        read = clock()
-        rows = target.forward(history[-1:], 1)
-        token = self._chooser.target_token(rows, 0, self._assuming(()))
+        return self._first(started)
+
+    def _first(self, started: float) -> Step:
+        """The first token, behind the tokens that spell the prompt's end again; reading began at ``started``."""
+        healing, clock, done = self._limits.healing, self._clock, 0
+        while True:
+            read = clock()
+            rows = self._target.forward(self._history[-1:], 1)
+            self._chooser.begins = len(self._history)
+            mask = None if healing is None else healing.mask(done)
+            token, held = self._chooser.target_token(rows, 0, self._assuming(()), mask), 0
+            if healing is None or mask is None:
+                break
+            before = done
+            done, beyond = healing.spelled(before, token)
+            if beyond:
+                held = done - before
+                break
+            self._assuming([token])
+            self._history.append(token)
         self._depth.began(read - started, clock() - read, self._company())
-        return self._commit([token], None, [], self._logprobs(rows, [0], [token]))
+        step = self._commit([token], None, [], self._logprobs(rows, [0], [token], mask))
+        return replace(step, held=held)
 
     def _company(self) -> Company:
         """The other answers in the target's last forward."""
@@ -180,13 +204,18 @@ class Rounds(ABC):
             bonus=bonus,
         )
 
-    def _logprobs(self, rows: Rows, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
-        """The log-probability of each token in its row, if asked for; the rows must still be valid."""
+    def _logprobs(
+        self, rows: Rows, indices: Sequence[int], tokens: Sequence[int], mask: UintArray | None = None
+    ) -> tuple[TokenLogprob, ...]:
+        """The log-probability of each token in its row, if asked for; the rows must still be valid.
+
+        ``mask`` as in ``Chooser.allowed_scores``.
+        """
         top, found = self._limits.logprobs, list[TokenLogprob]()
         if top is None:
             return ()
         for count, (index, token) in enumerate(zip(indices, tokens, strict=True)):
-            scores = self._chooser.allowed_scores(rows, index, self._assuming(tokens[:count]))
+            scores = self._chooser.allowed_scores(rows, index, self._assuming(tokens[:count]), mask)
             found.append(token_logprob(scores, token, top))
         return tuple(found)
 

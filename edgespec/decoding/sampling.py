@@ -110,6 +110,11 @@ class Sampling:
         return self.temperature == 0
 
     @property
+    def banned(self) -> frozenset[int]:
+        """The tokens that ``logit_bias`` bans."""
+        return frozenset(token for token, own in cast(_Bias, self.logit_bias) if own == BIASES.least)
+
+    @property
     def penalises(self) -> bool:
         return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
@@ -266,13 +271,14 @@ def draw(distribution: Distribution, seed: int, position: int, purpose: Purpose)
 class Chooser:
     """A session's way of choosing tokens: implements TokenChooser and the target's side of both rules.
 
-    ``not_before`` has the first position at which each of its tokens may be chosen, by target and drafters. ``bound``
-    is the form that the answer keeps; None: it has none.
+    ``not_before`` has how many tokens of the answer come before each of its tokens may be chosen, by target and
+    drafters; the answer begins at position ``begins``. ``bound`` is the form that it keeps; None: it has none.
     """
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
         self.not_before: Mapping[int, float] = {}
+        self.begins = 0
         self.bound: Bound | None = None
         self.seed_is_fresh = False  # whether the seed was drawn for this answer, so that no other answer had it
 
@@ -287,8 +293,8 @@ class Chooser:
         return self.sampling.rule == "rejection" and not self.sampling.greedy
 
     def _banned(self, context: abc.Sequence[int]) -> list[int]:
-        position = len(context)
-        return [token for token, first in self.not_before.items() if position < first]
+        emitted = len(context) - self.begins
+        return [token for token, first in self.not_before.items() if emitted < first]
 
     def _argmax_decides(self, banned: abc.Collection[int]) -> bool:
         sampling = self.sampling
@@ -305,20 +311,31 @@ class Chooser:
         mask = None if cursor is None else cursor.mask
         return distribution(scores, self.sampling, context, ids, banned=self._banned(context), mask=mask)
 
-    def target_token(self, rows: Rows, index: int, context: abc.Sequence[int]) -> int:
-        """What the target emits after ``context``: the argmax, or the keyed draw at position len(context)."""
+    def target_token(self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None) -> int:
+        """What the target emits after ``context``: the argmax, or the keyed draw at position len(context).
+
+        With ``mask`` it is one of these tokens, and no form is asked.
+        """
+        banned, purpose = self._banned(context), Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
+        if mask is not None:
+            request = request_of(self.sampling, context, purpose, banned=banned)
+            return rows.draw(index, replace(request, mask=mask)).tokens[0]
         cursor = None if self.bound is None else self.bound.target(context)
-        if self._argmax_decides(banned := self._banned(context)):
+        if self._argmax_decides(banned):
             best = rows.argmax_row(index)
             if cursor is None or cursor.allows([best]):
                 return best
-        purpose = Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
         return _drawn(rows, index, request_of(self.sampling, context, purpose, banned=banned), cursor).tokens[0]
 
-    def allowed_scores(self, rows: Rows, index: int, context: abc.Sequence[int]) -> LogitsArray:
-        """The scores of row ``index``, -infinity for tokens that the answer's form does not allow there."""
+    def allowed_scores(
+        self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None
+    ) -> LogitsArray:
+        """The scores of row ``index``, -infinity for tokens that may not come: of those that ``mask`` or the
+        answer's form does not allow there.
+        """
         scores = rows.logits(index)
-        mask = None if self.bound is None else self.bound.target(context).mask
+        if mask is None and self.bound is not None:
+            mask = self.bound.target(context).mask
         if mask is not None:
             scores[~are_allowed(mask, np.arange(len(scores)))] = -np.inf
         return scores

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from edgespec.decoding.constraint import Bound
@@ -139,7 +139,7 @@ class AnswerTask:
         self.ending = False
         self.ended: Future[Done] | None = None
         self.neighbours = Neighbours()  # while it is decoded
-        self.stats = DecodeStats(prompt_tokens=len(turn.tokens))
+        self.stats = DecodeStats(prompt_tokens=turn.prompt_tokens)
         self.finish_reason: FinishReason = "cancelled"
         self.said = Said()
         self.said_ids: list[int] = []
@@ -166,7 +166,8 @@ class AnswerTask:
             self._put(_Given((Notice(notice),)))
 
     def _decode(self) -> None:
-        steps = self._loop.steps(lambda tokens, of: self._put(_Given((Reading(tokens, of),))))
+        healed = self.stats.prompt_tokens - len(self.turn.tokens)
+        steps = self._loop.steps(lambda tokens, of: self._put(_Given((Reading(tokens, of + healed),))))
         try:
             with self.neighbours, SwitchInterval() as turns:
                 for step in steps:
@@ -192,15 +193,19 @@ class AnswerTask:
         if step.record is not None:
             self.stats.add_round(step.record)
             self._put(_Given((Round(step.record),)))
+        if self.turn.healing is not None:  # behind the tokens that spell the prompt's end
+            self.turn = replace(self.turn, tokens=self.history[: -len(step.tokens)], healing=None)
         pieces, stopped = list[Piece](), False
         for position, (token, guessed_by) in enumerate(zip(step.tokens, step.guessed_by, strict=True)):
+            held = 0 if position else step.held
             self.stats.emitted_tokens += 1
             self.stats.guessed_tokens += guessed_by is not None
             thought = self._parts.thinks
-            found, stopped = self._parts.feed(token)
+            found, stopped = self._parts.feed(token, held)
             self.stats.reasoning_tokens += thought or self._parts.thinks
             scored = step.logprobs[position] if step.logprobs else None
-            self._unshown.append(self._token(token, "".join(piece.text for piece in found), guessed_by, scored))
+            shown = "".join(piece.text for piece in found)
+            self._unshown.append(self._token(token, shown, guessed_by, scored, held))
             pieces += found
             if stopped:
                 # The round's further tokens are not part of the answer: plain decoding would have stopped here.
@@ -214,12 +219,12 @@ class AnswerTask:
             self.finish_reason = step.finish
         return stopped or step.finish is not None
 
-    def _token(self, token: int, text: str, guessed_by: str | None, scored: TokenLogprob | None) -> Token:
+    def _token(self, token: int, text: str, guessed_by: str | None, scored: TokenLogprob | None, held: int) -> Token:
         if scored is None:
-            return Token(text, token, guessed_by)
+            return Token(text, token, guessed_by, held=held)
         whole = self._parts.text_of
-        top = tuple(Token(whole(each), each, logprob=logprob) for each, logprob in scored.top)
-        return Token(text, token, guessed_by, scored.logprob, top)
+        top = tuple(Token(whole(each, held), each, logprob=logprob, held=held) for each, logprob in scored.top)
+        return Token(text, token, guessed_by, scored.logprob, top, held)
 
     def _show(self, pieces: list[Piece]) -> None:
         """Queue what the pieces say; the tokens since the last time are those of the first text."""

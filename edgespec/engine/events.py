@@ -32,6 +32,7 @@ class Token:
     temperature and truncation. In an answer that has a form the softmax is over the tokens that the form allows.
     ``top`` has as many tokens as ``logprobs`` asked for, the likeliest at this position: each with its whole text,
     its id and its ``logprob``, the likeliest first, ties by lowest id. Half of a character is U+FFFD in their texts.
+    The first ``held`` bytes of the token are the end of the prompt, which was healed, and in no text.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Token:
     guessed_by: str | None = None
     logprob: float | None = None
     top: tuple[Token, ...] = ()
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

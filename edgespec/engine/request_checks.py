@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.decoding.logprobs import MOST_TOP
-from edgespec.decoding.sampling import BIASES, MOST_BIASED, Sampling, SamplingFields
+from edgespec.decoding.sampling import MOST_BIASED, Sampling, SamplingFields
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import StopStrings
 from edgespec.text.conversation.ends import Ends
@@ -151,8 +151,7 @@ def check_tokens(
             raise InvalidRequestError(
                 f"{name} names token {highest}, and this model's tokens are 0 to {vocabulary_size - 1}", param=name
             )
-    banned = {token for token, own in bias.items() if own == BIASES.least}
-    if len(banned.union(ends.not_before(0))) >= vocabulary_size:
+    if len(sampling.banned.union(ends.not_before)) >= vocabulary_size:
         raise InvalidRequestError("no token may begin the answer: all tokens of the model are banned")
 
 

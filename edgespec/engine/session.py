@@ -260,6 +260,7 @@ class Session:
         spacing: str = "line",
         strict: bool = True,
         raw: bool = False,
+        heal: bool = False,
         depth: int | None = None,
         keep_all: bool = False,
         logprobs: int | None = None,
@@ -270,7 +271,8 @@ class Session:
         **fields: Unpack[SamplingFields],
     ) -> Generation:
         """Answer ``prompt`` as the next turn, or continue it as plain text with ``raw`` (outside the conversation).
-        With ``raw`` it may also be its tokens.
+        With ``raw`` it may also be its tokens. With ``heal`` the end of raw text that may begin a longer token is
+        spelled again, so that ``retur`` continues as ``return`` does; not before an answer that has a form.
 
         With ``suffix`` the answer is what stands between the raw prompt and the suffix (fill in the middle), as code
         editors ask for it; the prompt may be empty. ``files`` are names and texts of other files, the most important
@@ -330,26 +332,23 @@ class Session:
         sampling = check_sampling(sampling, fields, Sampling(rule=self._pair.profile.rule))
         check_ends(stop_token_ids, min_tokens, max_tokens)
         self._settle_forgotten()
-        ends = ends_of(
-            self._pair.tokenizer,
-            (*self._pair.kept.stop, *stop),
-            stop_token_ids,
-            min_tokens or 0,
-            ignore_eos=ignore_eos,
-        )
+        stops = (*self._pair.kept.stop, *stop)
+        ends = ends_of(self._pair.tokenizer, stops, stop_token_ids, min_tokens or 0, ignore_eos=ignore_eos)
         check_tokens(prompt, sampling, stop_token_ids, ends, self._pair.vocabulary_size)
         form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
         compiled = self._pair.compiled_form(form, usable, must, self._owner)
         self._pair.begin_answer()
         length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
-        own |= {"variables": variables, "hole": hole, "budget": budget}
+        heals = self._pair.spellings if heal and raw and compiled is None else None
+        own |= {"variables": variables, "hole": hole, "budget": budget, "heals": heals}
+        own["banned"] = sampling.banned.union(ends.not_before)
         try:
             turn = self._conversation.turn(prompt, max_tokens, length, **own)
         except CancelledError:
             turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()
-        self._pair.grow(self._room, len(turn.tokens))
+        self._pair.grow(self._room, turn.most_tokens)
         task = self._make_answer(turn, max_tokens, sampling, ends, compiled, depth, logprobs, started)
         start, cancel = partial(self._start, task, budget), partial(self._cancel, task)
         return Generation(task, start=start, cancel=cancel, settle=partial(self._settle, task))
@@ -429,6 +428,7 @@ class Session:
             stop_ids=ends.ids,
             exact_length=pair.exact_length,
             logprobs=logprobs,
+            healing=turn.healing,
         )
         parts = (self._target, drafts, own, self._chooser, history, limits)
         loop: Rounds = (
@@ -495,8 +495,8 @@ class Session:
         answer.stats.cached_tokens = shared
         conversation.begin(turn, answer.history)
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
-        self._chooser.not_before = answer.ends.not_before(len(turn.tokens))
-        self._chooser.bound = answer.bound
+        self._chooser.not_before = answer.ends.not_before
+        self._chooser.begins, self._chooser.bound = len(turn.tokens), answer.bound
         answer.drafts.depth = self._depth = answer.depth
         self._plan = answer.plan
 

@@ -310,14 +310,16 @@ class TokenScores:
         self._length = 0  # characters so far
 
     def of(self, tokens: Sequence[Token]) -> tuple[ScoredToken, ...]:
-        bytes_of = self._tokenizer.token_bytes
         return tuple(
             self._scored(
-                bytes_of(each.id), each.logprob, [(bytes_of(own.id), own.logprob or 0.0) for own in each.top]
+                self._bytes(each), each.logprob, [(self._bytes(own), own.logprob or 0.0) for own in each.top]
             )
             for each in tokens
             if each.logprob is not None and each.id not in self._ends
         )
+
+    def _bytes(self, token: Token) -> bytes:
+        return self._tokenizer.token_bytes(token.id)[token.held :]
 
     def _scored(self, data: bytes, logprob: float, top: Sequence[tuple[bytes, float]]) -> ScoredToken:
         offset = self._length
@@ -415,7 +417,7 @@ def _generation(request: Request, kept: Kept, sampling: Sampling, budget: Reques
         **({} if request.form is None else request.form.form.arguments),
     }
     if request.prompt is not None:
-        settings |= {"suffix": request.suffix, "files": request.files}
+        settings |= {"suffix": request.suffix, "files": request.files, "heal": request.heal}
         return kept.session.generate(request.prompt, raw=True, **settings)
     settings |= {name: getattr(request, name) for name in ("tools", "tool_choice", "template_variables")}
     return kept.session.generate(messages=request.messages, keep_all=True, **settings)

@@ -24,6 +24,7 @@ class Request:
 
     ``suffix`` is the text after a hole that the answer fills, ``files`` are other files' names and texts. Such an
     answer ends before a line with fewer than ``indent`` blanks, and ``line_ms`` after its first token behind a line.
+    With ``heal`` an end of the prompt that may begin a longer token is spelled again.
     With ``prompt_only`` the prompt is read for later, and nothing is answered. ``reply_fields``: what of the reply is
     sent; None: all.
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
@@ -44,6 +45,7 @@ class Request:
     files: tuple[tuple[str, str], ...] = ()
     indent: int = 0
     line_ms: int | None = None
+    heal: bool = True
     prompt_only: bool = False
     reply_fields: tuple[str, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)

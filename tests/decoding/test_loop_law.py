@@ -72,7 +72,7 @@ def statistic(
         history = [0]
         limits = LoopLimits(max_tokens=LAW_TOKENS, depth_cap=2, vocabulary_size=SMALL)
         chooser = Chooser(sampling)
-        chooser.not_before = {0: 1.0 + banned_early}
+        chooser.not_before = {0: float(banned_early)}
         decoding = DecodeLoop(target.open(32), make(sampling), FixedDepth(2), chooser, history, limits)
         for step in decoding.steps():
             accepted += step.record.accepted if step.record else 0

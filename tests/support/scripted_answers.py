@@ -23,7 +23,7 @@ class _Scripted(AnswerText):
         self.__dict__.update(own.__dict__)
         self._left = list(chunks)
 
-    def feed(self, token: int) -> tuple[str, bool]:
+    def feed(self, token: int, held: int = 0) -> tuple[str, bool]:
         return self._left.pop(0), not self._left
 
     def flush(self) -> str:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 from edgespec.calibration.measurement_store import Measurements
@@ -59,6 +60,7 @@ from edgespec.text.grammar.begun_calls import BegunCalls
 from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
+from edgespec.text.tokenizers.spellings import Spellings
 from edgespec.text.tokenizers.token_map import LEAST_COVERAGE
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -314,6 +316,11 @@ class LoadedPair:
             use = replace(use, marks={**use.marks, **self.prompts.thinking_tokens})
             form = call_form(use, names, several=several, otherwise=form, marks=marks)
         return None if form is None else self.forms.compiled(form, owner)
+
+    @cached_property
+    def spellings(self) -> Spellings:
+        """The target's tokens by their texts."""
+        return Spellings(self.tokenizer, self.vocabulary_size)
 
     def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
         """``ModelPool.load_comparable`` for the plan's context: models to compare, next to the target."""

@@ -57,6 +57,7 @@ _OBEYED = (
     Field("system", TEXT, "the system message before the prompt", GENERATE, texts=True),
     _as_text("suffix"),
     Field("raw", FLAG, "whether the prompt goes to the model without a template", GENERATE),
+    _as_text("edgespec.heal"),
     _as_openai("tools", CHAT),
     *map(_as_openai, ("think", "format", "logprobs", "top_logprobs")),
     *_options(Treatment.OBEYED),

@@ -216,6 +216,13 @@ _OBEYED = (
     ),
     Field("echo", FLAG, "whether the answer begins with the prompt", COMPLETION),
     Field(
+        "edgespec.heal",
+        FLAG,
+        "whether a token inside which the prompt ends is completed, as in [Completions](serve.md#completions)",
+        COMPLETION,
+        sets="heal",
+    ),
+    Field(
         "tools", OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
     ),
     Field("tool_choice", CHOICE, "whether the model may call them, or must", CHAT, texts=True),

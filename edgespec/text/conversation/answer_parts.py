@@ -80,17 +80,17 @@ class AnswerText:
         self._early = ends.min_tokens  # tokens to come that no stop string ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def text_of(self, token: int) -> str:
-        """The whole text of a token alone. Half of a character is U+FFFD."""
-        return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+    def text_of(self, token: int, held: int = 0) -> str:
+        """The text of a token alone, behind its first ``held`` bytes. Half of a character is U+FFFD."""
+        return self._tokenizer.token_bytes(token)[held:].decode("utf-8", "replace")
 
-    def feed(self, token: int) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string is complete)."""
+    def feed(self, token: int, held: int = 0) -> tuple[str, bool]:
+        """(text that may be shown, whether a stop string is complete). The first ``held`` bytes are left out."""
         if token in self._ends.ids and (control := self._tokenizer.control_token(token)) is not None:
             self._control = control.text if control.text in self._ends.texts else None
         shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
         self._early -= 1
-        return self._stops.feed(self._decoder.decode(shown), may_end=self._early < 0)
+        return self._stops.feed(self._decoder.decode(shown[held:]), may_end=self._early < 0)
 
     @property
     def stop_text(self) -> str | None:
@@ -141,18 +141,18 @@ class AnswerParts:
         """The stop text at which the answer ends; None if it ends at none."""
         return self._text.stop_text
 
-    def text_of(self, token: int) -> str:
-        """The whole text of a token alone. Half of a character is U+FFFD."""
-        return self._text.text_of(token)
+    def text_of(self, token: int, held: int = 0) -> str:
+        """The text of a token alone, behind its first ``held`` bytes. Half of a character is U+FFFD."""
+        return self._text.text_of(token, held)
 
     @property
     def thinks(self) -> bool:
         """Whether thinking is open."""
         return self._thinking is not None and self._thinking.inside
 
-    def feed(self, token: int) -> tuple[list[Piece], bool]:
-        """(the pieces that are certain, whether a stop string is complete)."""
-        text, stopped = self._text.feed(token)
+    def feed(self, token: int, held: int = 0) -> tuple[list[Piece], bool]:
+        """(the pieces that are certain, whether a stop string is complete). ``held`` bytes of it are left out."""
+        text, stopped = self._text.feed(token, held)
         return self._read(text), stopped
 
     def flush(self) -> list[Piece]:

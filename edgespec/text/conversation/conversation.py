@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -15,6 +15,7 @@ from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
+from edgespec.text.conversation.healing import Healing, healing
 from edgespec.text.conversation.hole import Hole, hole_tokens
 from edgespec.text.conversation.messages import THINKING, begun, check_messages
 from edgespec.text.conversation.model_template import ModelTemplates
@@ -26,6 +27,7 @@ from edgespec.text.conversation.tools import Message
 from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
+from edgespec.text.tokenizers.spellings import Spellings
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # Share of the context kept free for the answer when a conversation outgrows it.
@@ -170,7 +172,8 @@ class Turn:
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
     ``earlier`` replaces the conversation before the message (None: it stays).
     ``after`` are calls and results that follow the message, and what is ``begun`` of the answer.
-    ``tools`` are what the answer may call.
+    ``tools`` are what the answer may call. ``healing`` is the prompt's end, which is not in the tokens: the answer
+    spells it again.
     """
 
     message: str | None
@@ -181,6 +184,17 @@ class Turn:
     earlier: tuple[Message, ...] | None = None
     after: tuple[Message, ...] = ()
     tools: ToolUse | None = None
+    healing: Healing | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt as it is written."""
+        return len(self.tokens) + (0 if self.healing is None else self.healing.taken)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the prompt if its end is spelled byte by byte."""
+        return len(self.tokens) + (0 if self.healing is None else len(self.healing.text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,13 +320,16 @@ class Conversation:
         variables: Mapping[str, Any] | None = None,
         keep_all: bool = False,
         hole: Hole | None = None,
+        heals: Spellings | None = None,
+        banned: Collection[int] = (),
         budget: RequestBudget | None = None,
     ) -> Turn:
         """The next turn, or ``raw`` text or tokens unchanged, or a ``hole``. ``earlier`` replaces the conversation.
 
         ``after`` are calls and results that follow the prompt, and what is ``begun`` of the answer. All messages have
         been checked. ``variables`` are the
-        template's in this turn. With ``keep_all`` no turn is dropped.
+        template's in this turn. With ``keep_all`` no turn is dropped. With ``heals`` the end of raw text that a
+        longer token may have is taken back, and spelled again without tokens of ``banned``.
 
         Raises InvalidRequestError for a prompt without a token, PromptTooLongError, TemplateError, and what
         ``budget`` raises.
@@ -337,7 +354,15 @@ class Conversation:
             raise InvalidRequestError("the prompt is empty", hint="give at least one character")
         if len(turn.tokens) >= context_length:
             raise self._too_long(f"{len(turn.tokens)}", context_length)
-        return turn
+        if heals is None or not raw or not isinstance(prompt, str) or hole is not None:
+            return turn
+        healed = self._healed(turn, heals, banned)
+        return turn if healed.most_tokens >= context_length else healed
+
+    def _healed(self, turn: Turn, spellings: Spellings, banned: Collection[int]) -> Turn:
+        """The turn without the end of its prompt that a longer token may have."""
+        found = healing(self._prompts.tokenizer, spellings, turn.tokens, banned)
+        return turn if found is None else replace(turn, tokens=turn.tokens[: -found.taken], healing=found)
 
     def _check_length(self, text: str, budget: RequestBudget) -> None:
         if is_far_longer(self._prompts.tokenizer, text, budget):

@@ -24,9 +24,10 @@ class Ends:
     min_tokens: int = 0
     banned: frozenset[int] = frozenset()
 
-    def not_before(self, start: int) -> dict[int, float]:
-        """The first position of each token that may only come later. The answer begins at position ``start``."""
-        early = dict.fromkeys(self.ids, float(start + self.min_tokens)) if self.min_tokens else {}
+    @property
+    def not_before(self) -> dict[int, float]:
+        """How many tokens of the answer come before each token that may only come later."""
+        early = dict.fromkeys(self.ids, float(self.min_tokens)) if self.min_tokens else {}
         return {**early, **dict.fromkeys(self.banned, math.inf)}
 
 
