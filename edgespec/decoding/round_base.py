@@ -65,7 +65,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """``max_tokens`` to emit at most (None: until the context is full), ``depth_cap`` tokens of a chain at most.
+    """``max_tokens`` to emit at most (None: until the context is full), or 0 to read the prompt alone, and
+    ``depth_cap`` tokens of a chain at most.
 
     ``depth_cap`` also bounds the paths of a tree, which may have more nodes: the depth policy says how many.
     Nothing is proposed that would make a forward end beyond ``exact_length`` tokens, the longest context at which the
@@ -111,7 +112,10 @@ class Rounds(ABC):
         self._emitted = 0
 
     def steps(self, reading: OnReading = unheard) -> Generator[Step, None, None]:
-        """The prefill's token, then one Step a round until the answer is finished."""
+        """The prefill's token, then one Step a round until the answer is finished; none without a token to emit."""
+        if self._limits.max_tokens == 0:
+            self._read(reading)
+            return
         yield (step := self._prefill(reading))
         while step.finish is None:
             yield (step := self._round())
@@ -121,7 +125,13 @@ class Rounds(ABC):
         """Commit at least one token, or raise and change nothing."""
 
     def _prefill(self, reading: OnReading = unheard) -> Step:
-        history, target, clock = self._history, self._target, self._clock
+        started = self._clock()
+        self._read(reading)
+        return self._first(started)
+
+    def _read(self, reading: OnReading) -> None:
+        """Read the prompt but for its last token, as far as the cache does not hold it."""
+        history, target = self._history, self._target
         if len(history) >= target.context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(history)} tokens and the context holds {target.context_length}, "
@@ -130,13 +140,11 @@ class Rounds(ABC):
             )
         # The last token is always fed alone, at width 1, even if it was cached: a repeated prompt, which is wholly
         # cached, then begins its answer as it did the first time.
-        started = clock()
         target.rewind(min(target.length, len(history) - 1))
         cached = target.length
         for start in range(cached, len(history) - 1, PREFILL_CHUNK_TOKENS):
             reading(start - cached, len(history) - cached)
             target.forward(history[start : min(start + PREFILL_CHUNK_TOKENS, len(history) - 1)], 0)
-        return self._first(started)
 
     def _first(self, started: float) -> Step:
         """The first token, behind the tokens that spell the prompt's end again; reading began at ``started``."""

@@ -174,6 +174,8 @@ class AnswerTask:
                     turns.look()
                     if self._take(step) or self.abandoned:
                         break
+                else:  # no token was asked for: the prompt is read
+                    self.finish_reason = "length"
         except CancelledError:
             self.finish_reason = "cancelled"
         finally:

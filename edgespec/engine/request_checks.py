@@ -44,7 +44,7 @@ def check_request(
         )
     if not raw and isinstance(prompt, str) and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
-    _check_number("max_tokens", max_tokens, 1)
+    _check_number("max_tokens", max_tokens, 0)
     _check_number("depth", depth, 0)
     _check_number("logprobs", logprobs, 0, MOST_TOP)
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):

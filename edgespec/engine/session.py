@@ -146,13 +146,15 @@ class Session:
         self._settle_forgotten()
         return self._conversation.undo()
 
-    def branch(self) -> Session:
+    def branch(self, *, spare_tokens: int | None = None) -> Session:
         """A second session with the same conversation: each continues separately.
 
         The cache is copied where the runtime can (the native kernels); elsewhere the branch reads the conversation
-        again. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
+        again. With ``spare_tokens`` it has room for that many, and memory must also hold one that fills the context,
+        with none given up for it. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
         """
-        return self._pair.admit(self._copy, self._target.length if self._target_model.facts.can_fork else 0)
+        held = self._target.length if self._target_model.facts.can_fork else 0
+        return self._pair.admit(self._copy, max(held, spare_tokens or 0), spare=spare_tokens is not None)
 
     def _copy(self, room: CacheRoom) -> Session:
         self._settle_forgotten()
@@ -169,7 +171,6 @@ class Session:
         kernels save the cache, at most ``kv_bytes_per_token`` (ModelFacts) for each token. Raises SessionFileError,
         DiskSpaceError, ClosedError, InvalidRequestError during an answer.
         """
-
         file = check_path(path)
 
         def write(stop: threading.Event) -> int:
@@ -287,6 +288,7 @@ class Session:
         conversation that outgrows the context loses its oldest turns; with ``keep_all`` it raises PromptTooLongError
         if the prompt alone is too long.
 
+        With ``max_tokens`` 0 the prompt is read into the caches, for later answers and branches; the answer is empty.
         The answer ends before the first text of ``stop`` and at the first of ``stop_token_ids``, which is not shown.
         A stop text that is one hidden token of the model, such as ``<|im_start|>``, also ends it at that token.
         Nothing ends it among its first ``min_tokens`` tokens: tokens that would are banned, and stop texts are text.

@@ -42,10 +42,13 @@ class CacheRooms:
         rooms = [reference() for reference in self._rooms]
         return tuple(room.positions for room in rooms if room is not None and not room.closed)
 
-    def open(self, tokens: int) -> CacheRoom:
-        """A room for a session whose caches hold ``tokens``. Raises MemoryLimitError, with the numbers."""
+    def open(self, tokens: int, *, spare: bool = False) -> CacheRoom:
+        """A room for a session whose caches hold ``tokens``. Raises MemoryLimitError, with the numbers.
+
+        With ``spare`` memory must also hold a session that fills the context.
+        """
         with self._lock:
-            self._use().require_session(tokens)
+            self._use().require_session(tokens, spare=spare)
             room = CacheRoom(self, in_steps(tokens))
             alive = [each for each in self._rooms if (own := each()) is not None and not own.closed]
             self._rooms = (*alive, weakref.ref(room))

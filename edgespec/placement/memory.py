@@ -133,10 +133,16 @@ class MemoryUse:
         cache_bytes = sum(map(drafter.session_bytes, many)) - buffers_bytes
         return replace(drafter, cache_bytes=cache_bytes, buffers_bytes=buffers_bytes)
 
-    def require_session(self, tokens: int) -> None:
-        """Raise MemoryLimitError, with the numbers, if another session does not fit, whose caches hold ``tokens``."""
+    def require_session(self, tokens: int, *, spare: bool = False) -> None:
+        """Raise MemoryLimitError, with the numbers, if another session does not fit, whose caches hold ``tokens``.
+
+        With ``spare`` a further one that fills the context must fit, too.
+        """
         if self.sessions:
             needed, drafting = self.session_bytes(tokens), self._drafting_bytes(tokens)
+            if spare:
+                whole = self.target.positions
+                needed, drafting = needed + self.session_bytes(whole), drafting + self._drafting_bytes(whole)
             self._require(
                 "another session needs", needed, drafting, "close a session, or load with a smaller context"
             )

@@ -25,8 +25,7 @@ class Request:
     ``suffix`` is the text after a hole that the answer fills, ``files`` are other files' names and texts. Such an
     answer ends before a line with fewer than ``indent`` blanks, and ``line_ms`` after its first token behind a line.
     With ``heal`` an end of the prompt that may begin a longer token is spelled again.
-    With ``prompt_only`` the prompt is read for later, and nothing is answered. ``reply_fields``: what of the reply is
-    sent; None: all.
+    ``max_tokens`` 0: the prompt is read for later. ``reply_fields``: what of the reply is sent; None: all.
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
     how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
     stream says who guessed its tokens. ``show_progress``: a stream says how much of the prompt is read.
@@ -46,7 +45,6 @@ class Request:
     indent: int = 0
     line_ms: int | None = None
     heal: bool = True
-    prompt_only: bool = False
     reply_fields: tuple[str, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     bad_words: tuple[str, ...] = ()

@@ -532,6 +532,16 @@ def test_a_cached_prefix_of_the_prompt_is_not_fed_again() -> None:
     assert whole.tokens == PLAIN["greedy"][:TOKENS]
 
 
+def test_without_a_token_to_emit_the_prompt_is_read_up_to_its_last_token() -> None:
+    own = start(FakeModel(), PROMPT)
+    own.take(loop(own, drafter=scripted.oracle(KNOWN["greedy"]), depth=3, max_tokens=0).steps())
+    assert (own.tokens, own.finish, own.history) == ([], None, PROMPT)
+    assert own.sequence.log.fed == [tuple(PROMPT[:-1])]
+    own.take(loop(own).steps())
+    assert own.sequence.log.fed[1] == (PROMPT[-1],)
+    assert own.tokens == PLAIN["greedy"][:TOKENS]
+
+
 # ------------------------------------------------------------------------------ where widths were not compared
 
 

@@ -78,3 +78,10 @@ def test_an_answer_of_one_token_starts_no_drafting() -> None:
     assert (answer.tokens, answer.finish) == (PLAIN["greedy"][:1], "length")
     assert answer.history == [*PROMPT, *PLAIN["greedy"][:1]]
     assert TEXT_RULES["greedy"] == GREEDY
+
+
+def test_a_prompt_that_is_only_read_starts_no_drafting() -> None:
+    answer = start(FakeModel(), PROMPT)
+    answer.take(pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE, max_tokens=0).steps())
+    assert (answer.tokens, answer.history) == ([], PROMPT)
+    assert answer.sequence.log.fed == [tuple(PROMPT[:-1])]

@@ -74,7 +74,7 @@ WRONG_TYPES: dict[str, tuple[tuple[object, ...], dict[str, object], str]] = {
     "max_tokens as text": (("hi",), {"max_tokens": "8"}, "max_tokens must be a whole number, not str '8'"),
     "max_tokens with a fraction": (("hi",), {"max_tokens": 1.5}, "max_tokens must be a whole number, not float 1.5"),
     "max_tokens as truth": (("hi",), {"max_tokens": True}, "max_tokens must be a whole number"),
-    "no tokens": (("hi",), {"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+    "less than no token": (("hi",), {"max_tokens": -1}, "max_tokens must be 0 or more, not -1"),
     "depth as text": (("hi",), {"depth": "auto"}, "depth must be a whole number, not str 'auto'"),
     "negative depth": (("hi",), {"depth": -1}, "depth must be 0 or more, not -1"),
     "sampling as a mapping": (

@@ -159,6 +159,15 @@ def test_the_first_session_is_always_allowed() -> None:
     assert (caught.value.needed_bytes, caught.value.available_bytes) == (3, 2)
 
 
+def test_a_session_in_spare_memory_leaves_room_for_one_that_fills_the_context() -> None:
+    one = (STEP_POSITIONS,)
+    use(10 + 3 + 3 + 5, one).require_session(0, spare=True)
+    with pytest.raises(MemoryLimitError) as caught:
+        use(10 + 3 + 3 + 4, one).require_session(0, spare=True)
+    assert (caught.value.needed_bytes, caught.value.available_bytes) == (3 + 5, 7)
+    use(10 + 3 + 3, one).require_session(0)
+
+
 def test_a_cache_counts_in_steps_as_far_as_it_is_filled() -> None:
     assert STEP_POSITIONS == 1024
     counts = [in_steps(tokens) // STEP_POSITIONS for tokens in (0, 1, 1024, 1025, 2048, 2049)]

@@ -89,7 +89,9 @@ def test_what_llama_vim_sends_is_answered_as_it_reads_it(server: Running) -> Non
     assert reply["timings/predicted_n"] == 24
     ahead = {"n_predict": 0, "samplers": [], "response_fields": [""], "prompt": ""}
     assert infill(server, **own, **{**more, **ahead}) == {}
-    assert infill(server, **own, n_predict=0)["content"] == ""
+    reply = infill(server, **own, n_predict=0)
+    assert (reply["content"], reply["tokens_predicted"], reply["generation_settings"]["n_predict"]) == ("", 0, 0)
+    assert infill(server)["timings"]["prompt_n"] == 1, "the rest was read ahead"
 
 
 def test_a_suggestion_is_the_likeliest_text_unless_it_is_drawn(server: Running) -> None:

@@ -298,11 +298,11 @@ def test_more_requests_than_memory_holds_sessions_wait_for_one(
     while pool._drop_oldest():  # sessions of other tests would serve
         pass
 
-    def limited(tokens: int) -> CacheRoom:
+    def limited(tokens: int, *, spare: bool) -> CacheRoom:
         if used := rooms.positions:
             refusals.append(len(used))
             raise MemoryLimitError("memory is short", needed_bytes=2, available_bytes=1)
-        return open_room(tokens)
+        return open_room(tokens, spare=spare)
 
     monkeypatch.setattr(rooms, "open", limited)
     answers = [slow.asking(text * 1500, max_tokens=2) for text in ("one ", "two ", "three ")]

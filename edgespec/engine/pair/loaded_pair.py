@@ -204,9 +204,10 @@ class LoadedPair:
         with self.lock:  # no session may be added during the loop
             return any(session.answering for session in self.sessions)
 
-    def admit(self, make: Callable[[CacheRoom], S], tokens: int = 0) -> S:
+    def admit(self, make: Callable[[CacheRoom], S], tokens: int = 0, *, spare: bool = False) -> S:
         """The session that ``make`` opens, if there is memory for it. Its caches begin with ``tokens``.
 
+        With ``spare`` memory must also hold a conversation that fills the context, and none is given up for it.
         Raises ClosedError, MemoryLimitError.
         """
 
@@ -214,7 +215,7 @@ class LoadedPair:
             with self.lock:
                 if self.closed:
                     raise ClosedError("this engine is closed")
-                room = self.pool.rooms.open(tokens)
+                room = self.pool.rooms.open(tokens, spare=spare)
                 with contextlib.ExitStack() as failed:
                     failed.callback(room.close)
                     session = make(room)
@@ -222,7 +223,7 @@ class LoadedPair:
                 self.sessions.add(session)
             return session
 
-        return self._with_room(admitted)
+        return admitted() if spare else self._with_room(admitted)
 
     def grow(self, room: CacheRoom, tokens: int) -> None:
         """Let a session's caches hold that many tokens. Takes no lock of the pair. Raises MemoryLimitError."""

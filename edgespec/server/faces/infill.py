@@ -25,8 +25,6 @@ def read_infill(body: Mapping[str, Any]) -> Request:
     found["prompt"] = found.pop("before", "") + found.pop("line", "")
     found.setdefault("suffix", "")
     found["sampling"].setdefault("temperature", 0.0)  # suggestions are the likeliest text, and do not change
-    if found.get("max_tokens") == 0:  # the extensions have files read ahead so
-        found |= {"max_tokens": 1, "prompt_only": True}
     return request_of(found)
 
 
@@ -44,10 +42,9 @@ class _Events:
 
     def part(self, index: int, part: Part) -> bytes:
         progress = progress_of(part, self._prompt_tokens) if self._request.show_progress else {}
-        content = "" if self._request.prompt_only else part.content
-        if not content and not progress:
+        if not part.content and not progress:
             return b""
-        return _event({"index": index, "content": content, "stop": False, **progress})
+        return _event({"index": index, "content": part.content, "stop": False, **progress})
 
     def end(self, index: int, done: Done) -> bytes:
         assert self._head is not None
@@ -69,7 +66,7 @@ def _event(data: Mapping[str, Any]) -> bytes:
 
 def _final(request: Request, head: Head, content: str, done: Done) -> dict[str, Any]:
     """The reply, or what of it is asked for."""
-    stats = done.stats
+    stats, most = done.stats, -1 if request.max_tokens is None else request.max_tokens
     reply = {
         "index": 0,
         "content": content,
@@ -77,10 +74,10 @@ def _final(request: Request, head: Head, content: str, done: Done) -> dict[str, 
         "id_slot": 0,
         "stop": True,
         "model": head.model,
-        "tokens_predicted": 0 if request.prompt_only else stats.emitted_tokens,
+        "tokens_predicted": stats.emitted_tokens,
         "tokens_evaluated": stats.prompt_tokens,
         "tokens_cached": stats.prompt_tokens + stats.emitted_tokens,
-        "generation_settings": {"n_predict": request.max_tokens or -1, "stop": list(request.stop)},
+        "generation_settings": {"n_predict": most, "stop": list(request.stop)},
         "prompt": "",
         "has_new_line": "\n" in content,
         "truncated": False,
@@ -108,7 +105,7 @@ def _whole(
     request: Request, head: Head, said: Sequence[Sequence[Stretch]], answers: Sequence[Done]
 ) -> dict[str, Any]:
     part, _ = whole_of(said[0])
-    return _final(request, head, "" if request.prompt_only else part.content, answers[0])
+    return _final(request, head, part.content, answers[0])
 
 
 INFILL = Face(

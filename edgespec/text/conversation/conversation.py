@@ -509,7 +509,7 @@ class Conversation:
 
 def _reserve(max_tokens: int | None, context: int) -> int:
     """Tokens of the context that a prompt leaves to its answer, if the prompt can be cut."""
-    return min(max_tokens or context, context // _ANSWER_SHARE)
+    return min(context if max_tokens is None else max(1, max_tokens), context // _ANSWER_SHARE)
 
 
 def _as_messages(calls: Sequence[ToolCall]) -> dict[str, Any]:
