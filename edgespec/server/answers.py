@@ -1,4 +1,4 @@
-"""Decodes the answers to one request: a session of the pool, one answer after another, each as parts of text."""
+"""Decodes the answers to one request, each as parts of text: by a session of the pool, and by branches of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import codecs
 import secrets
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
+from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import BIASES, Sampling
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Event, Reading, Round, Text, Token
@@ -19,6 +21,7 @@ from edgespec.errors import (
     ClosedError,
     ConstraintError,
     ContextFullError,
+    EdgespecError,
     InvalidRequestError,
     MemoryLimitError,
     TemplateError,
@@ -29,6 +32,7 @@ from edgespec.server.guessed import Guessed, GuessedText
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.keystrokes import KeyTurn, Lines
 from edgespec.server.pool import Kept, text_of
+from edgespec.server.queue import MOST_RUNNING
 from edgespec.server.schema import Request
 from edgespec.server.threads import Steps
 from edgespec.text.conversation.ends import ends_of
@@ -94,7 +98,7 @@ def joined(parts: Sequence[Part]) -> Part:
 
 
 class Reader(Protocol):
-    """What becomes of the answers: a stream, or one JSON object at the end."""
+    """What becomes of the answers: a stream, or one JSON object at the end. Several may come in parallel."""
 
     async def begin(self, index: int, prompt_tokens: int) -> None:
         """The answer ``index`` begins: the request was accepted, and its prompt has this many tokens."""
@@ -169,14 +173,46 @@ async def decode(
         within_window(sampling_for(usual, request, index), request.penalty_window) for index in range(request.answers)
     ]
     async with _session(request, owner, loaded, budget, turn) as held:
-        return [
-            await _one(request.of(index), held, sampling, index, reader, heard)
-            for index, sampling in enumerate(samplings)
-        ]
+        return await _Answers(request, held, samplings, reader, heard).all()
+
+
+class _Answerer:
+    """A session that answers for one request, one answer after another."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self._request: Request | None = None
+        self._answer: Generation | None = None
+        self._said: str | None = None  # the whole text of the answer
+
+    def begin(
+        self, request: Request, sampling: Sampling, tokenizer: Tokenizer, budget: RequestBudget
+    ) -> tuple[Generation, TokenScores]:
+        """Begin an answer. Takes as long as reading the request's text. Raises what ``Session.generate`` does."""
+        self._request, self._said = request, None
+        sampling = without_words(sampling, request.bad_words, tokenizer)
+        self._answer = _generation(request, self.kept, sampling, budget)
+        self.kept.text = text_of(request)
+        return self._answer, TokenScores(tokenizer, request.stop, request.stop_token_ids)
+
+    def said(self, text: str) -> None:
+        """The answer is complete, with this text."""
+        self._said = text
+
+    def end_answer(self) -> None:
+        """End the answer within one forward: its last event says that it was cancelled."""
+        self.kept.session.cancel()
+
+    def end(self) -> None:
+        """End the answer, and note what the caches hold."""
+        if self._answer is not None:
+            self._answer.close()
+        if self._request is not None and self._said is not None:
+            self.kept.text = text_of(self._request, self._said)
 
 
 class _Held:
-    """A session of the pool in the hands of one request. What may take long are steps on the server's threads."""
+    """The sessions in the hands of one request. What may take long are steps on the server's threads."""
 
     def __init__(
         self, request: Request, owner: str, loaded: LoadedEngine, budget: RequestBudget, turn: KeyTurn
@@ -189,9 +225,8 @@ class _Held:
         self._loop = asyncio.get_running_loop()
         self._steps = Steps(loaded.threads)
         self._ending = ExitStack()
-        self._kept: Kept | None = None
-        self._answer: Generation | None = None
-        self._said: str | None = None  # the whole text of the answer
+        self._branches = ExitStack()  # closes them
+        self._answerers: list[_Answerer] = []  # the pool's session, and branches of it
         turn.holds_session = True
         self._ending.callback(self._call_soon, turn.left.set)
 
@@ -216,39 +251,70 @@ class _Held:
                     await loaded.given_back.wait()
 
     def _take(self) -> None:
-        self._kept = self._loaded.pool.take(self._owner, text_of(self._request))
+        self._answerers = [_Answerer(self._loaded.pool.take(self._owner, text_of(self._request)))]
 
-    async def begin(self, request: Request, sampling: Sampling) -> tuple[Generation, TokenScores]:
-        """Begin an answer. If memory has no room for its prompt, wait for the end of those that are running."""
+    @property
+    def first(self) -> _Answerer:
+        """The session of the pool."""
+        return self._answerers[0]
+
+    @property
+    def places(self) -> int:
+        """How many sessions may answer in parallel, with those of other requests: one if a cache cannot be copied."""
         loaded = self._loaded
+        if not loaded.engine.pair.target.facts.can_fork:
+            return 1
+        return max(1, MOST_RUNNING + 1 - loaded.pool.in_use)
+
+    async def branch(self, most: int, tokens: int) -> list[_Answerer]:
+        """``most`` sessions with the first one's caches, itself among them, which may grow to ``tokens``.
+
+        Fewer if there is no spare memory.
+        """
+        return await self._steps.run(partial(self._branch, most, tokens))
+
+    def _branch(self, most: int, tokens: int) -> list[_Answerer]:
+        session, pool = self.first.kept.session, self._loaded.pool
+        with suppress(EdgespecError):  # the others answer in turn
+            while len(self._answerers) < most:
+                branch = session.branch(spare_tokens=tokens)
+                self._branches.callback(branch.close)
+                self._branches.enter_context(pool.user())
+                self._answerers.append(_Answerer(Kept(branch, self._owner)))
+        return [*self._answerers]
+
+    async def join(self) -> None:
+        """Close the branches."""
+        if len(self._answerers) > 1:
+            await self._steps.run(self._join)
+
+    def _join(self) -> None:
+        for each in self._answerers[1:]:  # those that still answer end together
+            each.end_answer()
+        del self._answerers[1:]
+        self._branches.close()
+
+    async def begin(
+        self, answerer: _Answerer, request: Request, sampling: Sampling
+    ) -> tuple[Generation, TokenScores]:
+        """Begin an answer. If memory has no room for its prompt, wait for the end of those that are running."""
+        loaded, budget = self._loaded, self._budget
         while True:
             self.turn.check()
             loaded.given_back.clear()
             try:
-                return await self._steps.run(partial(self._begin, request, sampling))
+                return await self._steps.run(
+                    partial(answerer.begin, request, sampling, loaded.engine.tokenizer, budget)
+                )
             except MemoryLimitError:
-                if not loaded.engine.pair.answering:
-                    raise
+                if len(self._answerers) > 1 or not loaded.engine.pair.answering:
+                    raise  # no other request would give memory back
                 await loaded.given_back.wait()
 
-    def end_answer(self) -> None:
-        """End the answer within one forward: its last event says that it was cancelled."""
-        if self._kept is not None:
-            self._kept.session.cancel()
-
-    def _begin(self, request: Request, sampling: Sampling) -> tuple[Generation, TokenScores]:
-        kept = self._kept
-        assert kept is not None
-        self._request = request
-        tokenizer = self._loaded.engine.tokenizer
-        sampling = without_words(sampling, request.bad_words, tokenizer)
-        self._answer = _generation(request, kept, sampling, self._budget)
-        kept.text = text_of(request)
-        return self._answer, TokenScores(tokenizer, request.stop, request.stop_token_ids)
-
-    def said(self, text: str) -> None:
-        """The answer is complete, with this text."""
-        self._said = text
+    def end_answers(self) -> None:
+        """End all answers within one forward."""
+        for each in [*self._answerers]:
+            each.end_answer()
 
     async def give_back(self, *, broken: bool = False) -> None:
         """``leave``, and wait for its end."""
@@ -261,17 +327,15 @@ class _Held:
 
     def _end(self, *, broken: bool) -> None:
         with self._ending:
-            if (kept := self._kept) is None:
+            if not self._answerers:
                 return
             with ExitStack() as failed:
-                failed.callback(kept.session.close)
+                failed.callback(self.first.kept.session.close)
+                self._join()
                 if not broken:
-                    if self._answer is not None:
-                        self._answer.close()
-                    if self._said is not None:
-                        kept.text = text_of(self._request, self._said)
+                    self.first.end()
                     failed.pop_all()
-                    self._loaded.pool.give(kept)
+                    self._loaded.pool.give(self.first.kept)
 
     def _wake_next(self) -> None:
         self._call_soon(self._loaded.given_back.set)
@@ -367,41 +431,134 @@ class _Parts:
         return replace(part, guessed=self._guessed.of(event), round=before)
 
 
-async def _one(
-    request: Request,
-    held: _Held,
-    sampling: Sampling,
-    index: int,
-    reader: Reader,
-    heard: Callable[[Reading | Text], None],
-) -> Done:
-    generation, scores = await held.begin(request, sampling)
-    await reader.begin(index, generation.prompt_tokens)
-    parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
-    held.turn.end_answer = held.end_answer
-    held.turn.check()
-    async for event in generation:
-        if isinstance(event, Reading | Text):
-            heard(event)
-        part = parts.of(event)
-        if request.suffix is not None and part.content:
-            part = replace(part, content=lines.feed(part.content))
-            if lines.ended:
-                held.end_answer()
-        if part != Part():
-            await reader.part(index, part)
-        if isinstance(event, Done):
-            held.turn.check()
-            if lines.ended:
-                event = replace(event, finish_reason="length")
-            elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
-                raise ClosedError("the answer was ended: the model is being freed")
-            elif rest := lines.flush():
-                await reader.part(index, Part(rest))
-            held.said(event.text)
-            await reader.end(index, event)
-            return event
-    raise AssertionError("an answer ends with Done")
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A prompt that was read for several answers, of which the first has begun so. ``stats`` are those of reading."""
+
+    stats: DecodeStats
+    seconds: float
+
+    def before(self, done: Done) -> Done:
+        """The first answer's end: what was read, and for how long, is part of it."""
+        first = done.stats.ttft_s
+        after = None if first is None else first + self.seconds
+        stats = replace(done.stats, cached_tokens=self.stats.cached_tokens, ttft_s=after)
+        return replace(done, stats=stats)
+
+
+class _Reading:
+    """Tells a reader that an answer begins and how its prompt is read. It ends later."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def begin(self, index: int, prompt_tokens: int) -> None:
+        await self._reader.begin(index, prompt_tokens)
+
+    async def part(self, index: int, part: Part) -> None:
+        await self._reader.part(index, part)
+
+    async def end(self, index: int, done: Done) -> None:
+        """Nothing: the answer has only begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The answers to one request, each with its sampling. ``reader`` and ``heard`` are those of ``decode``."""
+
+    request: Request
+    held: _Held
+    samplings: Sequence[Sampling]
+    reader: Reader
+    heard: Callable[[Reading | Text], None]
+
+    async def all(self) -> list[Done]:
+        """Every answer, in the order of their indices."""
+        choices, found = self.request.choices, list[Done]()
+        for first in range(0, self.request.answers, choices):
+            found += await self._to_one_prompt(range(first, first + choices))
+        return found
+
+    async def _to_one_prompt(self, indices: range) -> list[Done]:
+        """The answers to one prompt. Where caches can be copied they share it, and are decoded in parallel.
+
+        If one of them fails, those that have begun are completed, so that what was sent of them has an end. If the
+        request fails, for example because its client left, all of them end.
+        """
+        held, first = self.held, indices[0]
+        answerers, read = [held.first], None
+        if (most := min(len(indices), held.places)) > 1:
+            read = await self._read(first)
+            answerers = await held.branch(most, self._longest(read.stats.prompt_tokens))
+        waiting, found, errors = deque(indices), dict[int, Done](), list[EdgespecError]()
+
+        async def answer(own: _Answerer) -> None:
+            while waiting:
+                index = waiting.popleft()
+                request, begun = self.request.of(index), read if index == first else None
+                try:
+                    found[index] = await self._one(own, request, index, self.reader, begun)
+                except EdgespecError as error:
+                    errors.append(error)
+                    waiting.clear()
+
+        try:
+            async with asyncio.TaskGroup() as together:
+                for own in answerers:
+                    together.create_task(answer(own))
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        if errors:
+            raise errors[0]
+        await held.join()
+        return [found[index] for index in indices]
+
+    def _longest(self, prompt_tokens: int) -> int:
+        """The tokens that a prompt and its answer may have together."""
+        longest, most = self.held.first.kept.session.context_length, self.request.max_tokens
+        return longest if most is None else min(longest, prompt_tokens + most)
+
+    async def _read(self, index: int) -> _Read:
+        """Read the prompt of the answers from ``index`` on."""
+        began = time.perf_counter()
+        request = replace(self.request.of(index), max_tokens=0, min_tokens=None)
+        done = await self._one(self.held.first, request, index, _Reading(self.reader))
+        return _Read(done.stats, time.perf_counter() - began)
+
+    async def _one(
+        self, own: _Answerer, request: Request, index: int, reader: Reader, read: _Read | None = None
+    ) -> Done:
+        """One answer. If its prompt was ``read`` before, it has begun."""
+        held = self.held
+        generation, scores = await held.begin(own, request, self.samplings[index])
+        if read is None:
+            await reader.begin(index, generation.prompt_tokens)
+        parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
+        held.turn.end_answer = held.end_answers
+        held.turn.check()
+        async for event in generation:
+            if isinstance(event, Reading | Text):
+                self.heard(event)
+            part = parts.of(event)
+            if request.suffix is not None and part.content:
+                part = replace(part, content=lines.feed(part.content))
+                if lines.ended:
+                    own.end_answer()
+            if part != Part():
+                await reader.part(index, part)
+            if isinstance(event, Done):
+                held.turn.check()
+                if lines.ended:
+                    event = replace(event, finish_reason="length")
+                elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
+                    raise ClosedError("the answer was ended: the model is being freed")
+                elif rest := lines.flush():
+                    await reader.part(index, Part(rest))
+                own.said(event.text)
+                done = event if read is None else read.before(event)
+                await reader.end(index, done)
+                return done
+        raise AssertionError("an answer ends with Done")
 
 
 def _generation(request: Request, kept: Kept, sampling: Sampling, budget: RequestBudget) -> Generation:

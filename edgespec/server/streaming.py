@@ -56,32 +56,47 @@ async def _disconnect(receive: Receive) -> NoReturn:
     raise GoneError
 
 
-class Collected:
-    """Joins the parts of each answer, in their order. Its tokens become JSON as they come."""
+class _Stretches:
+    """Joins the parts of one answer, in their order."""
 
-    def __init__(self, columns: Callable[[Part], Columns]) -> None:
-        self._columns = columns
-        self.answers: list[list[Stretch]] = []
+    def __init__(self) -> None:
+        self.closed: list[Stretch] = []
         self._own: list[Part] = []  # of the stretch that is not closed
         self._scored: Columns = {}
 
-    async def begin(self, index: int, prompt_tokens: int) -> None:
-        self.answers.append([])
-
-    async def part(self, index: int, part: Part) -> None:
+    def add(self, part: Part, columns: Columns) -> None:
         if self._own and part.kind != self._own[-1].kind:
-            self._close()
-        for name, items in self._columns(part).items():
+            self.close()
+        for name, items in columns.items():
             self._scored.setdefault(name, []).extend(items)
         self._own.append(replace(part, tokens=()))
 
-    async def end(self, index: int, done: Done) -> None:
-        self._close()
-
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._own:
-            self.answers[-1].append(Stretch(joined(self._own), self._scored))
+            self.closed.append(Stretch(joined(self._own), self._scored))
         self._own, self._scored = [], {}
+
+
+class Collected:
+    """Joins the parts of each answer; those of several may come mixed. Tokens become JSON as they come."""
+
+    def __init__(self, columns: Callable[[Part], Columns]) -> None:
+        self._columns = columns
+        self._by_index = dict[int, _Stretches]()
+
+    @property
+    def answers(self) -> list[list[Stretch]]:
+        """What was said of each answer, in the order of their indices."""
+        return [own.closed for _, own in sorted(self._by_index.items())]
+
+    async def begin(self, index: int, prompt_tokens: int) -> None:
+        self._by_index[index] = _Stretches()
+
+    async def part(self, index: int, part: Part) -> None:
+        self._by_index[index].add(part, self._columns(part))
+
+    async def end(self, index: int, done: Done) -> None:
+        self._by_index[index].close()
 
 
 async def send_reply(send: Send, reply: dict[str, Any], threads: Threads) -> None:

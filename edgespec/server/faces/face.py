@@ -78,7 +78,10 @@ class Head:
 
 
 class Events(Protocol):
-    """The bytes of one streamed reply, in order. No bytes: there is nothing to say."""
+    """The bytes of one streamed reply, in order. No bytes: there is nothing to say.
+
+    Where a request may ask for several answers, they may come in parallel.
+    """
 
     def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
         """The answer ``index`` begins: the request was accepted. Its prompt has not been read yet."""

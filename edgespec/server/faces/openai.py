@@ -56,11 +56,12 @@ class _Chunks:
         self._include_usage = request.include_usage
         self._show_tokens = request.show_tokens
         self._head: Head | None = None
-        self._index: int | None = None  # of the answer that has begun
+        self._open = set[int]()  # the answers that have begun and not ended
         self._prompt_tokens = 0
 
     def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
-        self._head, self._index, self._prompt_tokens = head, index, prompt_tokens
+        self._head, self._prompt_tokens = head, prompt_tokens
+        self._open.add(index)
         if self._is_chat:
             return self._chunk(_delta(index, {"role": "assistant", "content": ""}))
         echo = _echo(self._request, index)
@@ -77,6 +78,7 @@ class _Chunks:
     def end(self, index: int, done: Done) -> bytes:
         """The chunk with the reason for the end, the seed and the timings."""
         head, choice = self._known_head(), self._ended(index, finish_reason(done))
+        self._open.discard(index)
         own = head.own
         if self._show_tokens:
             own = {"edgespec": {**own.get("edgespec", {}), **_why_not(done)}}
@@ -87,10 +89,11 @@ class _Chunks:
         return used + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
-        """The answer that had begun has the reason ``error``."""
+        """The answers that had begun have the reason ``error``."""
         ended = {}
-        if self._index is not None:
-            ended = _wrap(self._known_head(), self._kind, [self._ended(self._index, "error")])
+        if self._open:
+            choices = [self._ended(index, "error") for index in sorted(self._open)]
+            ended = _wrap(self._known_head(), self._kind, choices)
         return _event({**ended, **error.as_json()})
 
     def waiting(self) -> bytes:

@@ -58,7 +58,7 @@ from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.text.conversation.thinking import SWITCH
 from edgespec.text.conversation.variables import DOCUMENTS, check_variables
 
-# Answers to one request. They are decoded one after another.
+# Answers to one request.
 MOST_CHOICES = 16
 # A context of 128 000 tokens has room for short ones.
 MOST_DOCUMENTS = 1000
@@ -279,9 +279,7 @@ _OBEYED = (
     Field("ignore_eos", FLAG, "whether the model cannot end the answer", ALL),
     *named(
         "n_cmpl",
-        Field(
-            "n", whole(1, MOST_CHOICES), "how many answers, one after another", CHAT + COMPLETION, int, sets="choices"
-        ),
+        Field("n", whole(1, MOST_CHOICES), "how many answers", CHAT + COMPLETION, int, sets="choices"),
     ),
     Field("stream", FLAG, "events in place of one answer", ALL),
     Field("stream_options.include_usage", FLAG, "whether the last event has `usage`", BOTH),
