@@ -268,6 +268,16 @@ def test_a_comma_ends_nothing_in_a_file_that_names_no_end(tmp_path: Path) -> Non
     assert both.ours.detokenize(both.ours.encode("a, b")) == "a, b"
 
 
+def test_letters_that_encode_no_byte_stand_for_themselves(tmp_path: Path) -> None:
+    """Only damaged vocabularies have them; one may be a character of Latin-1."""
+    odd = [letter for code in (*range(256), 0x2581, 0x1F600) if (letter := chr(code)) not in byte_letters()]
+    tokens = [*LETTERS, *MERGED, *((f"a{letter}", NORMAL) for letter in odd)]
+    ours = GgufTokenizer(read_header(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES)))
+    found = [ours.token_bytes(len(LETTERS) + len(MERGED) + number) for number in range(len(odd))]
+    assert len(odd) == 70
+    assert found == [f"a{letter}".encode() for letter in odd]
+
+
 def test_phi_3_strips_blanks_after_a_special_token(tmp_path: Path) -> None:
     tokens = [*SENTENCEPIECE, ("<|end|>", CONTROL), ("<|user|>", CONTROL), ("<|endoftext|>", CONTROL)]
     path = write_vocabulary(tmp_path / "v.gguf", tokens, model="llama", pre="default", name="Phi-3-mini")

@@ -49,6 +49,8 @@ def _byte_letters() -> dict[str, int]:
 
 _BYTES = _byte_letters()
 _LETTERS = {byte: letter for letter, byte in _BYTES.items()}
+# The byte of each letter as a character of Latin-1. Other characters of Latin-1 become one that Latin-1 lacks.
+_AS_LATIN_1 = {code: _BLANK for code in range(256)} | {ord(letter): byte for letter, byte in _BYTES.items()}
 
 
 class GgufTokenizer:
@@ -211,8 +213,10 @@ class GgufTokenizer:
             return b""
         if vocabulary.has_blanks:
             return text.replace(_BLANK, " ").encode()
-        # Only damaged vocabularies have letters that encode no byte.
-        return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
+        try:
+            return text.translate(_AS_LATIN_1).encode("latin-1")
+        except UnicodeEncodeError:  # only damaged vocabularies have letters that encode no byte
+            return b"".join(bytes([_BYTES[letter]]) if letter in _BYTES else letter.encode() for letter in text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens``, invalid UTF-8 replaced."""
