@@ -50,7 +50,7 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 _LETTERS = {byte: letter for letter, byte in _BYTES.items()}
 # The byte of each letter as a character of Latin-1. Other characters of Latin-1 become one that Latin-1 lacks.
-_AS_LATIN_1 = {code: _BLANK for code in range(256)} | {ord(letter): byte for letter, byte in _BYTES.items()}
+_AS_LATIN_1 = dict.fromkeys(range(256), _BLANK) | {ord(letter): byte for letter, byte in _BYTES.items()}
 
 
 class GgufTokenizer:
