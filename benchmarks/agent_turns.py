@@ -30,7 +30,8 @@ WORD, FILE = "marigold", "notes.txt"
 ASKED = f"Which word is in the file {FILE}? Read the file, then answer with the word."
 RESULT = f"{WORD}\n"
 # Of a call or an answer, so that a model that repeats itself ends soon.
-MOST_TOKENS = 64
+# 64 cut off a call of Codex's function, whose parameters are many.
+MOST_TOKENS = 512
 # The largest of the conversations, with two answers and the result.
 CONTEXT = 20_480
 

@@ -31,13 +31,16 @@ def prose(words: int, start: int = 0) -> str:
     return " ".join(f"{each.capitalize()}." for each in sentences)
 
 
+# Parameters of Claude Code's Read, and those that stand for the other tools'.
+_READ = (("file_path", "string"), ("offset", "number"), ("limit", "number"))
+_OTHERS = (("file_path", "string"), ("limit", "number"), ("replace_all", "boolean"), ("command", "string"))
+
+
 def _tools(count: int, words: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         properties = {
             name: {"type": kind, "description": prose(words // 20, number + at)}
-            for at, (name, kind) in enumerate(
-                (("file_path", "string"), ("limit", "number"), ("replace_all", "boolean"), ("command", "string"))
-            )
+            for at, (name, kind) in enumerate(_OTHERS if number else _READ)
         }
         yield {
             "name": f"Tool{number}" if number else "Read",
