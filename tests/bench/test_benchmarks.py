@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-PARTS = {"processes", "random_schemas", "score_distance"}  # of other benchmarks
+PARTS = {"processes", "random_schemas", "score_distance", "shape_files", "shape_tables"}  # of other benchmarks
 NAMES = sorted({path.stem for path in FOLDER.glob("*.py")} - PARTS)
 
 
