@@ -51,6 +51,7 @@ def llama_logits(path: Path, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.fl
     api: Any = load().api
     params = api.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.use_extra_bufts = False  # GCC 12 compiles the code for AMX wrongly
     model = api.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise RuntimeError(f"llama.cpp does not load {path}")

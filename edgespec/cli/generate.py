@@ -55,10 +55,6 @@ def generate(
         bool,
         rare("--raw", help="Continue the prompt's text, without a chat template."),
     ] = False,
-    no_heal: Annotated[
-        bool,
-        rare("--no-heal", help="With --raw, continue the prompt's own tokens, also where they end inside a word."),
-    ] = False,
     asked: FormFlags,
     no_think: NoThinkOption = False,
     json: JsonOption = False,
@@ -107,7 +103,7 @@ def generate(
                     sampling=sampling,
                     stop=stop or (),
                     raw=raw,
-                    heal=not no_heal,
+                    heal=raw,
                     **({} if form is None else form.arguments),
                 )
             done = follow_answer(generation, as_json=json, markdown=not raw)

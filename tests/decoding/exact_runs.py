@@ -108,7 +108,8 @@ class ExactChooser(Chooser):
     def distribution(self, rows: Rows, index: int, context: Sequence[int]) -> Distribution:
         return exact(self._of(context))
 
-    def target_token(self, rows: Rows, index: int, context: Sequence[int]) -> int:
+    def target_token(self, rows: Rows, index: int, context: Sequence[int], mask: object = None) -> int:
+        assert mask is None
         key = tuple(context)
         if self.uses_rejection or key not in self._by_context:
             self._by_context[key] = int(self._decisions.draw(list(enumerate(self._of(context)))))

@@ -168,6 +168,7 @@ def test_a_calibration_with_afresh_repeats_every_measurement(engine: Engine) -> 
     assert again.repetitions == FULL.repetitions
 
 
+@pytest.mark.usefixtures("llama_repacks")
 def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,12 +34,12 @@ def says(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """What the answers say, one after the other, each at its first token; None: what the model says."""
     answers, feed, seen = list[str | None](), AnswerText.feed, dict[int, AnswerText]()
 
-    def scripted(self: AnswerText, token: int) -> tuple[str, bool]:
+    def scripted(self: AnswerText, token: int, held: int = 0) -> tuple[str, bool]:
         if id(self) not in seen:
             seen[id(self)] = self
             if answers and (text := answers.pop(0)) is not None:
                 return text, True
-        return feed(self, token)
+        return feed(self, token, held)
 
     monkeypatch.setattr(AnswerText, "feed", scripted)
     return answers

@@ -74,8 +74,8 @@ def says(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     chunks = list[str]()
     feed = AnswerText.feed
 
-    def scripted(self: AnswerText, token: int) -> tuple[str, bool]:
-        return (chunks.pop(0), False) if chunks else feed(self, token)
+    def scripted(self: AnswerText, token: int, held: int = 0) -> tuple[str, bool]:
+        return (chunks.pop(0), False) if chunks else feed(self, token, held)
 
     monkeypatch.setattr(AnswerText, "feed", scripted)
     return chunks

@@ -107,6 +107,7 @@ def _load(path: Path) -> Any:
     api = load().api
     params = api.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.use_extra_bufts = False  # GCC 12 compiles the code for AMX wrongly
     return api.llama_model_load_from_file(os.fsencode(path), params)
 
 

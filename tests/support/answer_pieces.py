@@ -22,7 +22,8 @@ class _Chunks:
     def __init__(self, chunks: Sequence[str]) -> None:
         self._chunks = chunks
 
-    def feed(self, token: int) -> tuple[str, bool]:
+    def feed(self, token: int, held: int = 0) -> tuple[str, bool]:
+        assert held == 0
         return self._chunks[token], False
 
     def flush(self) -> str:
