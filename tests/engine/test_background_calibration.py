@@ -20,6 +20,7 @@ from edgespec.files.progress import Loading
 from edgespec.hardware import neighbours
 from edgespec.hardware.neighbours import Used
 from edgespec.interfaces.model import Model, ModelFacts
+from edgespec.runtimes.llama.library import load
 from tests.support.calibrating import fix_plain_ratio, measured, on_cores, shorten_calibration, stored
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import ProcessorSequence, is_closed, watch_forwards
@@ -168,7 +169,6 @@ def test_a_calibration_with_afresh_repeats_every_measurement(engine: Engine) -> 
     assert again.repetitions == FULL.repetitions
 
 
-@pytest.mark.usefixtures("llama_repacks")
 def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,10 +179,11 @@ def test_alternatives_time_plain_decoding_with_other_threads_and_caches(
         assert engine.pair.target.settings.threads == 2
         assert stored(home)["plain"] == 3  # one thread, and two kinds of cache
         others = {label.removeprefix("measuring target with ") for label in labels(told) if " with " in label}
+        as_filed = ", weights as in the file" if load().has_tiles else ""
         assert others == {
-            "1 thread, a q8_0+f16 cache",
-            "2 threads, a f16 cache",
-            "2 threads, a f16 cache, no flash attention",
+            f"1 thread, a q8_0+f16 cache{as_filed}",
+            f"2 threads, a f16 cache{as_filed}",
+            f"2 threads, a f16 cache, no flash attention{as_filed}",
         }
         times = engine.pair.measurements.target_times()
         assert times is not None
