@@ -148,7 +148,11 @@ class Client:
         """A body that is refused: malformed JSON, wrong types, a prompt that is too long or a body that is."""
         way, is_long = chance.choice(REQUESTS).way, chance.random() < 0.2
         body = json.dumps(way.body("word " * 60_000, 8)).encode() if is_long else chance.choice(_BROKEN)
-        with self.begin(way.path, body).getresponse() as response:
+        try:
+            response = self.begin(way.path, body).getresponse()
+        except TimeoutError as error:
+            raise TimeoutError(f"{way.path}: no reply to {len(body)} bytes") from error
+        with response:
             found = response.read()
             readable = is_long and way.path in _ANY_LENGTH and response.status == http.client.OK
             if not readable and not 400 <= response.status < 500:
