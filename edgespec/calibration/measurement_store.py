@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from edgespec.calibration.kinds import PLAIN, THREADS, TIMES, Key, Kind, Setting
-from edgespec.errors import EdgespecError, ModelFileError, StoreLockedError
+from edgespec.errors import CancelledError, EdgespecError, ModelFileError, StoreLockedError
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import WrongValueError, kind_of, parse_object, read, read_object
 from edgespec.files.locks import locked
@@ -138,17 +138,25 @@ class Measurements:
     ) -> Iterator[bool]:
         """Hold the lock under which everything is timed; False if another process holds it and ``wait`` is False.
 
-        Two calibrations in parallel would disturb each other. ``waiting`` is called before a wait.
+        Two calibrations in parallel would disturb each other. ``waiting`` is called several times a second while
+        this one waits, and may raise CancelledError to end it.
         """
+
+        def cancelled() -> bool:
+            waiting()
+            return False
+
         with ExitStack() as held:
             try:
                 self.create(lock_folder)
-                told = Job(progress=lambda _event: waiting())
+                told = Job(cancelled=cancelled)
                 path, timeout_s = lock_folder / "calibration.lock", math.inf if wait else 0.0
                 held.enter_context(locked(path, "calibrating", told, timeout_s=timeout_s))
                 alone = True
             except StoreLockedError:
                 alone = False
+            except CancelledError:
+                raise
             except (OSError, EdgespecError, NotImplementedError):
                 alone = True  # without a folder for locks no other process holds one either
             yield alone

@@ -147,6 +147,7 @@ def learn(
     from edgespec.text.tokenizers.choice import open_tokenizer
 
     state = state_of(context)
+    json = json or state.json
     if forget and not paths:
         raise InvalidRequestError("--forget needs a path", hint="`edgespec memory learn --forget PATH`")
     chosen, user_home = resolve_profile(profile, target=target), home()

@@ -346,7 +346,7 @@ def remove(
         note("nothing was removed")
         raise typer.Exit(1)
     for each in dict.fromkeys(model):
-        _remove(each, as_json=json)
+        _remove(each, state, as_json=json)
 
 
 def _agreed(models: Sequence[str], state: State) -> bool:
@@ -360,12 +360,13 @@ def _agreed(models: Sequence[str], state: State) -> bool:
     return state.interrupts.read(sys.stdin.readline).strip().lower() in ("y", "yes")
 
 
-def _remove(model: str, *, as_json: bool) -> None:
+def _remove(model: str, state: State, *, as_json: bool) -> None:
     from edgespec.engine.prefixes.stored import clear_prefixes
 
     store = _store()
-    stored = store.find(model)
-    removed = store.remove(model)
+    stored = next((each for each in store.list() if each.name == model), None)  # find would read a changed file
+    with state.progress() as progress:
+        removed = store.remove(model, progress.job)
     if stored is not None:
         clear_prefixes(home(), f"sha256:{stored.sha256}")
     if as_json:

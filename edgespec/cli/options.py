@@ -133,13 +133,10 @@ class ModelFlags(_Flags):
         return self.model or self.target
 
     def resolve(self, **changed: Any) -> Profile:
-        """The profile in force with these flags, some of them ``changed``. Raises ProfileError."""
+        """The profile in force with these flags, those ``changed`` that are not None. Raises ProfileError."""
         own = {"target": self.named, "draft": self.draft, "context": self.context, "threads": self.threads}
-        flags = {
-            **from_settings(self.settings or ()),
-            **{key: value for key, value in own.items() if value is not None},
-        }
-        return resolve_profile(self.profile, **{**flags, **changed})
+        flags = {key: value for key, value in {**own, **changed}.items() if value is not None}
+        return resolve_profile(self.profile, **{**from_settings(self.settings or ()), **flags})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

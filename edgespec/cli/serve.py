@@ -216,8 +216,8 @@ def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
         if not alias.strip() or not alias.isprintable():
             raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
     given = profile.target
-    name = Path(given).stem if given.endswith(".gguf") or (os.sep in given and not given.startswith("hf:")) else given
-    return tuple(dict.fromkeys((*aliases, name, given, "default")))
+    name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
+    return tuple(dict.fromkeys((*aliases, name or given, given, "default")))
 
 
 def _stop(server: Server, stopped: threading.Event, log: LogWriter, interrupts: Interrupts) -> None:

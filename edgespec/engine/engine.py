@@ -27,7 +27,7 @@ from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
 from edgespec.files.home import Home, as_home, home
-from edgespec.files.progress import Cancelled, Job, LoadProgress
+from edgespec.files.progress import Cancelled, Job, Loading, LoadProgress, ProgressEvent
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.drafting import Drafter
 from edgespec.placement.cache_rooms import CacheRoom
@@ -108,9 +108,15 @@ class Engine:
             raise InvalidRequestError(f"limits must be Limits, not {type(limits).__name__}")
         own_home = home() if store_home is None else as_home(store_home)
         own_home.read_format()
-        tell = progress or (lambda _event: None)
+        job = Job.of(progress, cancelled)
+
+        def tell(event: Loading | ProgressEvent) -> None:
+            job.check("loading was cancelled")
+            if progress is not None:
+                progress(event)
+
         chosen = resolve_profile(profile, {"target": target, **options}, own_home)
-        locator = Locator(store=Store(own_home), download=download, job=Job.of(progress, cancelled))
+        locator = Locator(store=Store(own_home), download=download, job=job)
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
         try:
@@ -350,8 +356,14 @@ class Engine:
         calibration = BackgroundCalibration(self.pair, _scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.pair.measurements.store.exclusive
+
+        def waiting() -> None:
+            tell(WAITING)
+            if self.pair.closed:
+                raise CancelledError("calibrating was cancelled")
+
         self.pair.read_ahead.put_off()
-        with exclusive(self.pair.home.locks, wait=True, waiting=lambda: tell(WAITING)):
+        with exclusive(self.pair.home.locks, wait=True, waiting=waiting):
             self._give_up_calibration()  # it may hold a second copy of the target
             calibration.run(progress, budget_s=budget_s)
         self.left_out = calibration.left_out

@@ -190,7 +190,7 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
         raise EdgespecError(
             "this user has no home folder to keep models in", hint=f"set {HOME_VARIABLE} to an absolute path"
         )
-    if root.exists() and not root.is_dir():
+    if os.path.exists(root) and not os.path.isdir(root):  # noqa: PTH110, PTH112 (a Path may raise OSError)
         raise EdgespecError(f"{root} is a file, not a folder", hint=f"set {HOME_VARIABLE} to a folder")
     opened = Home(root)
     opened.read_format()

@@ -6,6 +6,7 @@ layer is checked separately, so that an error names the source of the value.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -134,6 +135,9 @@ _CALLED_ELSEWHERE = {
 
 # How the command line names a key; others are named by --set.
 _OPTIONS = {"target": "MODEL", "draft": "--draft", "context": "--context", "threads": "--threads"}
+
+# ORG/REPO, ORG/REPO:QUANT or the address of a page of the hub (store/references.py).
+_ON_THE_HUB = re.compile(r"(?:www\.)?(?:huggingface\.co|hf\.co)/.+|[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?::[\w-]+)?")
 
 # What variables and options may call true and false.
 _SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -292,10 +296,14 @@ def _of_text(kind: Kind[Value], given: object, where: str) -> Value:
 
 
 def _anchored(model: str, folder: Path) -> str:
-    """Make a relative model path absolute. Names and hf: references stay unchanged."""
+    """Make a relative model path absolute. Names and what is on the hub stay unchanged."""
     has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", model)  # two letters at least: C: is a drive
-    is_path = "/" in model or "\\" in model or model.lower().endswith(".gguf")
-    if has_scheme or not is_path:
+    is_file = model.lower().endswith(".gguf")
+    is_path = is_file or "/" in model or "\\" in model
+    is_address = _ON_THE_HUB.fullmatch(model) and not is_file
+    # os.path, for a Path raises OSError for a name that is too long.
+    is_hub = is_address and not os.path.isdir(folder / model.partition("/")[0])  # noqa: PTH112
+    if has_scheme or is_hub or not is_path:
         return model
     path = Path(model)
     if model.startswith("~"):

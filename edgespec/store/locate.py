@@ -130,7 +130,7 @@ def _name_in_ollama(text: str) -> str | None:
     """
     if text.startswith(OLLAMA_PREFIX):
         return text.removeprefix(OLLAMA_PREFIX)
-    if not _SHORT_NAME.fullmatch(text) or text in catalogue() or Path(text).exists():
+    if not _SHORT_NAME.fullmatch(text) or text in catalogue() or os.path.exists(text):  # noqa: PTH110
         return None
     try:
         find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, text)

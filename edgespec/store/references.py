@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ _PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 # Ollama's NAME:TAG, of a model that is not there; a single letter before the colon is a drive of Windows.
 _TAGGED_NAME = re.compile(r"(?!ollama:)[\w.-]{2,}:[\w.-]+")
 _HUB_FORM = "hf:ORG/REPO[:QUANT][@REVISION][/FILE]"
-_QUANT = re.compile(r"[A-Za-z0-9_]{1,40}")
+_QUANT = re.compile(r"[A-Za-z0-9_-]{1,40}")  # UD-Q4_K_XL is one
 _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 # What stands between a repository and a revision in the addresses of the hub's pages.
 _PAGES = ("blob", "resolve", "raw", "tree")
@@ -162,7 +163,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
     plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
     if (name := text.removesuffix(":latest")) in known:
         return CatalogueName(name)
-    if plain and not Path(text).exists():
+    if plain and not os.path.exists(text):  # noqa: PTH110 (a Path raises OSError for a name that is too long)
         return CatalogueName(text)
     try:
         return LocalPath(Path(text).expanduser())
@@ -173,7 +174,9 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
 def _is_repository(text: str) -> bool:
     """Whether a text is ORG/REPO and nothing on this machine."""
     organisation, slash, repo = text.partition("/")
-    if not slash or repo.lower().endswith(".gguf") or Path(text).exists() or Path(organisation).is_dir():
+    if not slash or repo.lower().endswith(".gguf"):
+        return False
+    if os.path.exists(text) or os.path.isdir(organisation):  # noqa: PTH110, PTH112
         return False
     return all(map(_HUB_NAME.fullmatch, (organisation, repo.partition(":")[0])))
 

@@ -298,17 +298,18 @@ class Store:
         write_manifest(folder, manifest)
         return _stored(manifest, folder)
 
-    def remove(self, name: str) -> RemovedModel:
+    def remove(self, name: str, job: Job = QUIET) -> RemovedModel:
         """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
 
         On Windows a file that a program uses stays on disk and is deleted later, but the model counts as removed
-        immediately. Raises ModelNotFoundError, StoreLockedError, EdgespecError if the file cannot be deleted.
+        immediately. Raises ModelNotFoundError, StoreLockedError, CancelledError of the job, which may end a wait,
+        EdgespecError if the file cannot be deleted.
         """
         folder, parts = self._folder(name), self._home.parts / folder_key(name)
         if (not folder.is_dir() or leftovers.is_marked(folder)) and not parts.is_dir():
             self._sweep()
             raise ModelNotFoundError(f"{name} is not on this machine", hint="`edgespec models` lists those that are")
-        with self._locked(name, QUIET):
+        with self._locked(name, job):
             kept: tuple[Path, ...] = ()
             with contextlib.suppress(BadManifest):
                 manifest = read_manifest(folder)

@@ -16,6 +16,7 @@ import pytest
 from edgespec.calibration import kinds
 from edgespec.calibration.measurement_store import SCHEMA_VERSION, Measurements
 from edgespec.calibration.timing import ModelTimes
+from edgespec.errors import CancelledError
 from edgespec.files.checked import read, to_json
 from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
@@ -235,6 +236,15 @@ def test_a_second_calibration_waits_for_the_first_process(kept: Measurements, tm
         waiting = threading.Thread(target=wait)
         waiting.start()
         assert not entered.wait(0.3)
+        asked = list[int]()
+
+        def gives_up() -> None:
+            asked.append(1)
+            if len(asked) == 3:
+                raise CancelledError("enough")
+
+        with pytest.raises(CancelledError, match="enough"), kept.exclusive(locks, wait=True, waiting=gives_up):
+            raise AssertionError("another process holds the lock")
         child.stdin.write("\n")
         child.stdin.flush()
         assert entered.wait(60)

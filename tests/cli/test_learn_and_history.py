@@ -111,6 +111,12 @@ def test_history_lists_and_removes_the_beginnings_that_a_server_keeps(tiny: Tiny
     assert "1 beginning removed" in here("history", "clear").err
 
 
+def test_json_before_a_command_is_the_commands(tiny: TinyModels, here: InProcess) -> None:
+    (here.home.parent / "notes.md").write_text("the people use water " * 50)
+    found = here("memory", "--json", "learn", here.home.parent / "notes.md", "--model", tiny.target)
+    assert json.loads(found.out)["learned"]["target"] == "target"
+
+
 def test_a_removed_model_leaves_no_beginning(tiny: TinyModels, here: InProcess) -> None:
     place = Home(here.home)
     path = put_into_store(place, "smollm2-135m", tiny.target.read_bytes())

@@ -37,6 +37,15 @@ def test_several_models_are_removed_and_a_script_is_not_asked(here: InProcess, t
     assert stored(home) == []
 
 
+def test_a_damaged_model_is_removed(here: InProcess, tiny: TinyModels) -> None:
+    home = filled(here.home, tiny)
+    damaged = next(each for each in Store(home).list() if each.name == PAIR[0])
+    damaged.path.write_bytes(damaged.path.read_bytes()[:5000])
+    here("models", "verify", PAIR[0]).failed_well("has changed")
+    assert here("models", "rm", PAIR[0]).code == 0
+    assert stored(home) == [PAIR[1]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, sorted(PAIR)), ("", 1, sorted(PAIR)), ("y", 0, [])])
 def test_a_person_is_asked_before_models_are_removed(

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from edgespec.cli.app import app, run
-from edgespec.cli.options import ModelFlags, SamplingFlags, SeededFlags, expanded
+from edgespec.cli.options import AnswerFlags, ModelFlags, SamplingFlags, SeededFlags, expanded
 from edgespec.cli.parser import Command, modern
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError, ProfileError
@@ -130,6 +130,13 @@ def test_keys_of_profiles_are_set_by_name() -> None:
     assert "depth" in str(error.value.hint)
     with pytest.raises(ProfileError, match="no value"):
         ModelFlags(settings=["depth"]).resolve()
+
+
+def test_what_a_command_does_not_change_is_as_the_command_line_says() -> None:
+    flags = ModelFlags(settings=["target=a", "draft=none"])
+    assert (flags.resolve(target=None).target, flags.resolve(target="b").target) == ("a", "b")
+    assert AnswerFlags(settings=["target=a"], plain=True).resolve(target=None, draft=None).target == "a"
+    assert ModelFlags(model="c", settings=["target=a"]).resolve().target == "c"
 
 
 def test_each_record_adds_options_and_none_is_given_by_default() -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from edgespec.cli.options import resolve_profile
-from edgespec.cli.serve import _for_owners, page_address
+from edgespec.cli.serve import _for_owners, _names, page_address
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
 from tests.support.command_line import InProcess, command, environment
@@ -223,6 +223,25 @@ def test_beginnings_are_kept_on_disk_with_at_most_one_key_unless_the_profile_say
     assert _for_owners(replace(usual, prefixes=True), 2).prefixes is True
     assert _for_owners(replace(usual, prefixes=False), 0).prefixes is False
     assert (_for_owners(usual, 1).history, _for_owners(usual, 2).history) == ("auto", False)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("models/My Model.gguf", "My Model"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct-GGUF", "Qwen2.5-Coder-7B-Instruct-GGUF"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M", "Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M"),
+        ("build/qwen2.5-onnx/", "qwen2.5-onnx"),
+        ("hf:org/repo@main/x.gguf", "hf:org/repo@main/x.gguf"),
+        ("llama3.2:3b", "llama3.2:3b"),
+        (".", "."),
+    ],
+)
+def test_a_model_is_served_under_its_last_name_and_as_it_was_typed(given: str, name: str) -> None:
+    profile = resolve_profile(None, target=given)
+    assert _names(profile, ()) == tuple(dict.fromkeys((name, given, "default")))
+    assert _names(profile, ("coder",))[0] == "coder"
 
 
 def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:

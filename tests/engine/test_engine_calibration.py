@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import WAITING
 from edgespec.engine.pair.measurements import PairMeasurements
+from edgespec.errors import CancelledError
 from edgespec.files.home import Home
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
@@ -256,6 +258,24 @@ def test_calibrate_waits_while_another_process_calibrates(
         other_process()
         calibrating.join(60)
         assert not engine.unmeasured
+
+
+@pytest.mark.usefixtures("other_process")
+def test_a_wait_for_another_process_ends_with_the_engine_and_with_the_load(load: Callable[..., Engine]) -> None:
+    engine = load()
+    told = list[object]()
+
+    def close(event: object) -> None:
+        told.append(event)
+        if len(told) == 2:
+            engine.close()
+
+    with pytest.raises(CancelledError, match="calibrating was cancelled"):
+        engine.calibrate(progress=close)
+    assert told == [WAITING, WAITING]
+    heard = list[object]()
+    with pytest.raises(CancelledError, match="loading was cancelled"):
+        load(calibrate=True, progress=heard.append, cancelled=lambda: WAITING in heard)
 
 
 # ------------------------------------------------------------------------------------- stored measurements

@@ -45,6 +45,8 @@ def test_an_unusable_home_raises_an_error_with_a_hint(tmp_path: Path) -> None:
     assert caught.value.hint
     with pytest.raises(EdgespecError, match="NUL"):
         home({"EDGESPEC_HOME": "a\0b"})
+    with pytest.raises(EdgespecError, match="cannot be read"):
+        home({"EDGESPEC_HOME": str(tmp_path / ("n" * 300))})
     with pytest.raises(EdgespecError, match="home folder"):
         home({"EDGESPEC_HOME": "~missing-user-of-edgespec/x"})
     place = Home(file / "below")

@@ -291,9 +291,19 @@ def test_a_relative_model_path_is_relative_to_the_file_that_names_it(load: Load,
     profile = load(cwd=inner)
     assert profile.target == str(project / "models" / "a.gguf")
     assert profile.draft == str(project / "b.gguf")
-    for kept in ("hf:org/repo@main/x.gguf", "/abs/x.gguf", "smollm2-135m"):
+    on_the_hub = (
+        "hf:org/repo@main/x.gguf",
+        "org/repo.1",
+        "org/repo:UD-Q4_K_XL",
+        "hf.co/org/repo",
+        "https://hf.co/a/b",
+    )
+    for kept in (*on_the_hub, "/abs/x.gguf", "smollm2-135m"):
         (project / "edgespec.toml").write_text(f'[profile]\ntarget = "{kept}"\n')
         assert load().target == kept
+    for path in ("org/model.gguf", "./org/repo", "org/repo/inner", "inner/repo"):
+        (project / "edgespec.toml").write_text(f'[profile]\ntarget = "{path}"\n')
+        assert load().target == str(project / path)
     assert load(target="models/a.gguf").target == "models/a.gguf", "an option is relative to the current folder"
 
 

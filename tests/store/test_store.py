@@ -17,6 +17,7 @@ from edgespec.errors import (
     CancelledError,
     DiskSpaceError,
     DownloadError,
+    EdgespecError,
     HashMismatchError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -25,6 +26,7 @@ from edgespec.errors import (
 from edgespec.files import disk
 from edgespec.files.home import Home
 from edgespec.files.progress import Job, ProgressEvent
+from edgespec.store.locate import Locator
 from edgespec.store.mirrors import package as sources_package
 from edgespec.store.references import (
     CatalogueName,
@@ -293,6 +295,9 @@ def test_a_wait_for_the_store_lock_is_reported_times_out_and_can_be_cancelled(ho
         assert [event.stage for event in events] == ["waiting for another process"], "told once"
         with pytest.raises(CancelledError):  # and does not wait for the lock
             Store(home).fetch(spec, Job(cancelled=lambda: True))
+        home.create(home.parts / "tiny")
+        with pytest.raises(CancelledError):
+            Store(home).remove("tiny", Job(cancelled=lambda: True))
 
 
 @pytest.mark.slow
@@ -382,6 +387,13 @@ def test_a_quantisation_is_named_after_a_colon(text: str) -> None:
     assert parse_reference(reference.text) == reference
     assert spec_of_hub_reference(reference).sources == (HubFile("Qwen/Qwen3-4B-GGUF", None, "main", "Q4_K_M"),)
     assert parse_reference("Qwen/Qwen3-4B-GGUF:latest") == HubReference("Qwen/Qwen3-4B-GGUF")
+    assert parse_reference("unsloth/Qwen3-4B-GGUF:UD-Q4_K_XL").text == "hf:unsloth/Qwen3-4B-GGUF:UD-Q4_K_XL"
+
+
+@pytest.mark.parametrize("text", ["n" * 300, f"a question of {'many ' * 60}words?", "m" * 300 + ".gguf"])
+def test_a_name_that_is_too_long_for_a_file_is_an_error_of_ours(home: Home, text: str) -> None:
+    with pytest.raises(EdgespecError):
+        Locator(store=Store(home)).check(text)
 
 
 @pytest.mark.parametrize("text", ["hf:a/b:", "hf:a/b:../c", "hf:a/b:Q4_K_M/model.gguf"])

@@ -56,10 +56,8 @@ def run_chat(
     chosen = for_chat(profile)
 
     def load(another: str | None) -> Engine:
-        # A drafter named on the command line is for the first model only.
-        own = flags.draft if another is None or flags.draft == "none" else None
-        other = flags.resolve(target=another or named, draft=own)
-        if another is not None and other.draft != "none":  # so is one that a profile names
+        other = flags.resolve(target=another or named)
+        if another is not None and other.draft != "none":  # a named drafter is for the first model only
             other = replace(other, draft="auto")
         return open_engine(for_chat(other), state)
 
