@@ -20,7 +20,8 @@ class TokenLogprob:
     The probability is from the softmax over the target's raw scores: before bias, penalties, temperature and
     truncation, as OpenAI's ``logprobs``. ``top`` has the likeliest tokens and their log-probabilities, the likeliest
     first, ties by lowest id; the emitted token may be among them. A token without a score has -infinity. In an answer
-    that has a form the softmax is over the tokens that the form allows, and ``top`` has no others.
+    that has a form, and behind a healed prompt, the softmax is over the tokens that are allowed there, and ``top``
+    has no others.
     """
 
     token_id: int

@@ -153,6 +153,8 @@ class AnswerTask:
             self._notify()
             self._decode()
             self._put(None)
+        except CancelledError:  # ``prepare`` may read a part of the prompt again
+            self._put(None)
         except BaseException as error:
             self._put(error)
 

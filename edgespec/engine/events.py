@@ -29,7 +29,8 @@ class Token:
     ``guessed_by`` is the drafter that guessed the token (``model``, ``lookup``); None for the target's own.
     ``logprob`` is the natural logarithm of the probability that the target gave it, None unless ``generate`` was
     asked for ``logprobs``. The probability is from the softmax over the target's raw scores: before bias, penalties,
-    temperature and truncation. In an answer that has a form the softmax is over the tokens that the form allows.
+    temperature and truncation. In an answer that has a form the softmax is over the tokens that the form allows, and
+    behind a healed prompt that of the first token is over those that agree with the prompt's end.
     ``top`` has as many tokens as ``logprobs`` asked for, the likeliest at this position: each with its whole text,
     its id and its ``logprob``, the likeliest first, ties by lowest id. Half of a character is U+FFFD in their texts.
     The first ``held`` bytes of the token are the end of the prompt, which was healed, and in no text.

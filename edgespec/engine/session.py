@@ -120,8 +120,8 @@ class Session:
 
     @property
     def answering(self) -> bool:
-        """Whether an answer has begun and not ended."""
-        return self._active is not None and not self._closed
+        """Whether an answer has begun and not ended, for a reader that has not left."""
+        return (answer := self._active) is not None and not answer.abandoned and not self._closed
 
     @property
     def _speculating(self) -> Speculation:
@@ -340,14 +340,14 @@ class Session:
         form = form_of(schema, regex, grammar, choice, spacing=spacing, lenient=not strict)
         compiled = self._pair.compiled_form(form, usable, must, self._owner)
         self._pair.begin_answer()
-        length = self._target.context_length
         own: dict[str, Any] = {"raw": raw, "earlier": earlier, "after": after, "tools": usable, "keep_all": keep_all}
         heals = self._pair.spellings if heal and raw and compiled is None else None
         own |= {"variables": variables, "hole": hole, "budget": budget, "heals": heals}
         own["banned"] = sampling.banned.union(ends.not_before)
         try:
-            turn = self._conversation.turn(prompt, max_tokens, length, **own)
+            turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, **own)
         except CancelledError:
+            budget.cancel()  # also where its time is over: the answer ends without a token
             turn = Turn(message=None, text="", tokens=[])
         self._reopen_if_broken()
         self._pair.grow(self._room, turn.most_tokens)
@@ -572,10 +572,7 @@ class Session:
         return answer.done(None, None) if ended is None else ended.result()
 
     def _end(self, answer: AnswerTask) -> Future[Done] | None:
-        """The end of the answer: the job that follows it on its thread, so no later answer can have begun.
-
-        None for an answer that never began.
-        """
+        """The end of the answer, a job on its thread before any later answer begins. None if it never began."""
         with self._lock:
             if answer.ended is not None or self._active is not answer:
                 return answer.ended
@@ -598,7 +595,8 @@ class Session:
         try:
             return self._cut(answer)
         finally:
-            self._active = None  # last of all: now the session can be used again
+            # A grammar's states take memory. Last of all: now the session can be used again.
+            self._chooser.bound = self._active = None
 
     def _cut(self, answer: AnswerTask) -> Done:
         """End the conversation and the cache at the last token that the reader got."""

@@ -187,8 +187,12 @@ class RuntimeSequence(ABC):
                 self._decode(ids[done : done + size], start + done, rows if done + size == count else 0)
                 done += size
                 self._length = start + done
-        except BaseException:
-            self._take_back(start)
+        except BaseException as error:
+            try:
+                self._take_back(start)
+            except RewindError:
+                if not isinstance(error, CancelledError):  # else the next use says that the cache is lost
+                    raise
             raise
         return self._rows(rows)
 

@@ -17,6 +17,7 @@ from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import BIASES, Sampling
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Event, Reading, Round, Text, Token
+from edgespec.engine.request_checks import check_ends
 from edgespec.errors import (
     ClosedError,
     ConstraintError,
@@ -375,12 +376,15 @@ class TokenScores:
 
     def of(self, tokens: Sequence[Token]) -> tuple[ScoredToken, ...]:
         return tuple(
-            self._scored(
-                self._bytes(each), each.logprob, [(self._bytes(own), own.logprob or 0.0) for own in each.top]
-            )
+            self._scored(self._bytes(each), each.logprob, self._others(each))
             for each in tokens
             if each.logprob is not None and each.id not in self._ends
         )
+
+    def _others(self, token: Token) -> list[tuple[bytes, float]]:
+        """The likeliest in its place, without those that spell no more than the prompt's healed end."""
+        found = [(self._bytes(each), each.logprob or 0.0) for each in token.top]
+        return [each for each in found if each[0] or not token.held]
 
     def _bytes(self, token: Token) -> bytes:
         return self._tokenizer.token_bytes(token.id)[token.held :]
@@ -520,6 +524,7 @@ class _Answers:
 
     async def _read(self, index: int) -> _Read:
         """Read the prompt of the answers from ``index`` on."""
+        check_ends(self.request.stop_token_ids, self.request.min_tokens, self.request.max_tokens)
         began = time.perf_counter()
         request = replace(self.request.of(index), max_tokens=0, min_tokens=None)
         done = await self._one(self.held.first, request, index, _Reading(self.reader))

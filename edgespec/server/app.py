@@ -199,8 +199,11 @@ def _about(service: Service) -> list[Route]:
         if service.queue.draining:
             return JSONResponse({"status": "shutting down"}, status_code=503)
         if service.others:  # each is loaded by the first request for it
-            states = {each.names[0]: each.keeper.state for each in service.models}
-            return JSONResponse({"status": "ok", "models": states})
+            found: dict[str, Any] = {"status": "ok"}
+            with contextlib.suppress(ApiError):  # names are not for everyone
+                service.access.owner(request.headers)
+                found["models"] = {each.names[0]: each.keeper.state for each in service.models}
+            return JSONResponse(found)
         if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
             return JSONResponse({"status": "ok", "model": state})
         error = service.keeper.error

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec.engine.engine import Engine
+from edgespec.errors import EdgespecError
 from edgespec.server.errors import ApiError
 from edgespec.server.faces import ollama_about
 from edgespec.server.keeper import ModelKeeper
@@ -65,9 +66,14 @@ def ollama_routes(service: Service) -> list[Route]:
 
     async def tags(request: HttpRequest) -> Response:
         service.access.owner(request.headers)
-        return JSONResponse(
-            {"models": [ollama_about.listed(each.names[0], await cards.of(each.keeper)) for each in service.models]}
-        )
+        found = []
+        for each in service.models:
+            try:
+                found.append(ollama_about.listed(each.names[0], await cards.of(each.keeper)))
+            except EdgespecError:  # removed or damaged since: requests for it say so, and the others are listed
+                if not service.others:
+                    raise
+        return JSONResponse({"models": found})
 
     async def ps(request: HttpRequest) -> Response:
         service.access.owner(request.headers)

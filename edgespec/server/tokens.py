@@ -22,15 +22,19 @@ def routes(service: Service) -> list[Route]:
     """The three routes. All of them ask for the key if there is one."""
 
     async def props(request: HttpRequest) -> Response:
-        async with service.keeper.use(service.access.owner(request.headers)) as loaded:
-            return JSONResponse(_props(service, loaded))
+        owner = service.access.owner(request.headers)
+        own = service.check_model(request.query_params.get("model"), any_model=True)
+        async with own.keeper.use(owner) as loaded:
+            return JSONResponse(_props(own, loaded))
 
     def about(read: Callable[[Mapping[str, Any]], T], said: Callable[[LoadedEngine, T], dict[str, Any]]) -> Endpoint:
-        async def reply(found: Read[T]) -> Response:
-            async with service.keeper.use(found.owner) as loaded:
-                return JSONResponse(await service.keeper.threads.run(lambda: said(loaded, found.asked)))
+        async def reply(found: Read[tuple[str | None, T]]) -> Response:
+            name, asked = found.asked
+            keeper = service.check_model(name, any_model=True).keeper
+            async with keeper.use(found.owner) as loaded:
+                return JSONResponse(await keeper.threads.run(lambda: said(loaded, asked)))
 
-        return service.endpoint(read, reply)
+        return service.endpoint(lambda body: (_read_model(body), read(body)), reply)
 
     return [
         Route("/props", props),
@@ -54,6 +58,13 @@ def _props(service: Service, loaded: LoadedEngine) -> dict[str, Any]:
         "eos_token": engine.tokenizer.eos_token,
         "build_info": f"edgespec {__version__}",
     }
+
+
+def _read_model(body: Mapping[str, Any]) -> str | None:
+    name = body.get("model")
+    if not isinstance(name, str | None):
+        raise ApiError("model must be text", param="model")
+    return name
 
 
 def _read_content(body: Mapping[str, Any]) -> tuple[str, bool, bool]:

@@ -41,6 +41,16 @@ def test_forgetting_an_answer_waits_for_no_lock_of_its_session(slow_engine: Engi
         assert session.generate("hello again", max_tokens=2)
 
 
+def test_a_forgotten_answer_is_none_in_progress(slow_engine: Engine) -> None:
+    with slow_engine.session() as session:
+        generation = session.generate("hello world", max_tokens=1000)
+        next(generation)
+        assert slow_engine.pair.answering
+        del generation
+        assert not slow_engine.pair.answering, "the session's next use may never come"
+        assert not session.answering
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("forget", [in_cycles, in_threads, in_tasks])
 def test_five_hundred_forgotten_answers_leak_no_memory_and_no_threads(engine: Engine, forget: Forget) -> None:

@@ -103,6 +103,15 @@ def test_an_answer_that_cannot_keep_its_form_ends_with_an_error_and_the_session_
         assert len(answer(session.generate("hello", max_tokens=9)).token_ids) == 9, "a form is that of one answer"
 
 
+def test_a_session_keeps_no_grammar_between_answers(engine: Engine) -> None:
+    with engine.session() as session:
+        generation = session.generate("hello", choice=["one", "two"])
+        next(generation)
+        assert session._chooser.bound is not None
+        assert answer(generation).text in ("one", "two")
+        assert session._chooser.bound is None
+
+
 def test_an_answer_that_the_token_limit_cuts_says_so(engine: Engine) -> None:
     with engine.session() as session:
         done = answer(session.generate("hello", schema=SCHEMA, max_tokens=5))

@@ -20,6 +20,7 @@ from edgespec.engine.events import Done, Event, Text
 from edgespec.engine.pair.loaded_pair import ReadAhead
 from edgespec.engine.session import Session
 from edgespec.errors import (
+    CancelledError,
     ClosedError,
     ForwardError,
     InvalidRequestError,
@@ -175,6 +176,32 @@ def test_cancel_while_a_prompt_is_prepared_ends_the_preparation_and_changes_noth
     assert not encoded, "the prompt is not tokenised"
     monkeypatch.undo()
     assert answer(session.generate("more", max_tokens=5)).stats.cached_tokens >= len(before.token_ids)
+
+
+def test_time_that_ends_while_a_prompt_is_prepared_changes_nothing(session: Session) -> None:
+    before = answer(session.generate("hello world", max_tokens=5))
+    messages, history = session.messages, list(session._conversation.history)
+    done = answer(session.generate("hello again", max_tokens=5, budget=RequestBudget(seconds=0.0)))
+    assert (done.token_ids, done.finish_reason) == ((), "cancelled")
+    assert (session.messages, session._conversation.history) == (messages, history)
+    assert answer(session.generate("more", max_tokens=5)).stats.cached_tokens >= len(before.token_ids)
+
+
+def test_cancel_while_the_cache_is_rewound_ends_the_answer_without_an_error(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(session.generate("hello world", max_tokens=5))
+    messages = session.messages
+
+    def cancelled(_answer: object) -> None:
+        raise CancelledError("the forward was cancelled")
+
+    monkeypatch.setattr(session, "_take_over", cancelled)  # a state that goes back reads some tokens again
+    done = answer(session.generate("hello again", max_tokens=5))
+    assert (done.token_ids, done.finish_reason) == ((), "cancelled")
+    monkeypatch.undo()
+    assert session.messages == messages
+    assert answer(session.generate("more", max_tokens=5)).finish_reason == "length"
 
 
 def test_a_forgotten_answer_does_not_cancel_the_next_one(session: Session) -> None:

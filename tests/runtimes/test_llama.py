@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import (
+    CancelledError,
     ClosedError,
     ForwardError,
     InvalidRequestError,
@@ -308,20 +309,21 @@ def test_a_cache_that_fails_to_rewind_is_detected_and_never_used_again(
     sequence.close()
 
 
+@pytest.mark.parametrize(("code", "error"), [(-3, RewindError), (2, CancelledError)], ids=["failed", "cancelled"])
 def test_a_forward_that_cannot_be_undone_breaks_the_sequence(
-    sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch
+    sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
     api = load().api
     decode, calls = api.llama_decode, list[int]()
 
     def fail_second(*arguments: Any) -> int:
         calls.append(1)
-        return -3 if len(calls) == 2 else int(decode(*arguments))
+        return code if len(calls) == 2 else int(decode(*arguments))
 
     with monkeypatch.context() as patch:
         patch.setattr(api, "llama_decode", fail_second)
         patch.setattr(api, "llama_memory_seq_rm", lambda *_: False)
-        with pytest.raises(RewindError):
+        with pytest.raises(error):
             sequence.forward([5] * 500, 1)
     with pytest.raises(RewindError):
         sequence.forward([5], 1)

@@ -45,7 +45,7 @@ from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_model, load_native, load_onnx, start_model
 from tests.support.split_gguf import split_gguf
-from tests.support.tiny_gguf import Quant
+from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.worker_loaders import command
 
 
@@ -273,6 +273,21 @@ def test_an_onnx_model_runs_in_a_worker(tiny_gguf: Path, tmp_path: Path) -> None
         assert far.facts == near.facts
         with near.open(64) as one, far.open(64) as other:
             assert np.array_equal(one.forward([1, 2, 3], 1).logits(0), other.forward([1, 2, 3], 1).logits(0))
+
+
+def test_a_rewind_in_a_worker_may_drop_more_than_was_asked(tmp_path: Path) -> None:
+    require_native()
+    path = write_tiny_gguf(tmp_path / "m.gguf", architecture="gemma3", window=16, layers=7, kv_heads=1, quant="Q8_0")
+    request = LoadRequest(runtime="native", path=path, settings=asdict(NativeSettings()), name="s", sha256="sha256:1")
+    with load_native(path, NativeSettings(), name="s", sha256="sha256:1") as near, start_model(request) as far:
+        tokens = ids(3000, near)
+        with near.open(3100) as here, far.open(3100) as there:
+            for sequence in (here, there):
+                sequence.forward(tokens, 0)
+                sequence.rewind(20)
+            assert there.length == here.length == 0, "layers with a window gave back what the next tokens would see"
+            expected, found = here.forward(tokens[:40], 1), there.forward(tokens[:40], 1)
+            assert found.logits(0).tobytes() == expected.logits(0).tobytes()
 
 
 @pytest.mark.slow

@@ -88,8 +88,11 @@ def test_a_banned_word_is_never_written(says_hello: Running) -> None:
 def test_wrong_ends_and_words_are_refused_by_name(
     says_hello: Running, body: dict[str, Any], param: str, code: str | None
 ) -> None:
+    refused = says_hello.chat("Hi", max_tokens=12, n=2, stream=True, **body)
+    assert refused.status_code == 400, "before anything is read, also for several answers"
     reply = says_hello.chat("Hi", max_tokens=12, **body)
     error = reply.json()["error"]
+    assert refused.json()["error"] == error
     assert (reply.status_code, error["param"], error["code"]) == (400, param, code)
     assert (
         param.replace("_", " ") in error["message"] or param in error["message"] or "banned word" in error["message"]

@@ -67,7 +67,9 @@ def test_infill_gives_the_text_of_a_session_in_llama_cpps_shape(server: Running,
     assert reply["tokens_evaluated"] > 0
     assert infill(server, input_prefix=BEFORE[:-5], prompt=BEFORE[-5:])["content"] == expected
     stop = expected[len(expected) // 2 :][:3]
-    assert infill(server, stop=[stop])["content"] == expected[: expected.index(stop)]
+    ended = infill(server, stop=[stop])
+    assert ended["content"] == expected[: expected.index(stop)]
+    assert (ended["stop_type"], ended["stopping_word"], reply["stopping_word"]) == ("word", stop, "")
 
 
 def test_infill_is_streamed_as_llama_cpp_does(server: Running) -> None:
@@ -78,6 +80,7 @@ def test_infill_is_streamed_as_llama_cpp_does(server: Running) -> None:
     assert "".join(each["content"] for each in sent) == whole["content"]
     assert [each["stop"] for each in sent] == [False] * (len(sent) - 1) + [True]
     assert sent[-1]["tokens_predicted"] == 24
+    assert sent[-1]["has_new_line"] is whole["has_new_line"] is ("\n" in whole["content"])
 
 
 def test_what_llama_vim_sends_is_answered_as_it_reads_it(server: Running) -> None:

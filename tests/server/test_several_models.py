@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair import load
 from edgespec.engine.pair.load import Limits
-from edgespec.errors import MemoryLimitError
+from edgespec.errors import MemoryLimitError, ModelFileError, ModelNotFoundError
 from edgespec.files.home import Home
 from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
@@ -24,6 +25,7 @@ from edgespec.server.faces.table import FACES
 from edgespec.server.keeper import ModelKeeper, Shared
 from edgespec.server.room import MOST_LOADING, Room
 from edgespec.server.run import Server, open_sockets
+from edgespec.server.security import Access
 from edgespec.server.service import Served, Service
 from tests.support.http_server import WAIT_S, Running, wait_until
 from tests.support.tiny_models import TinyModels, answer
@@ -90,6 +92,19 @@ def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels, tmp_path: Pa
 
 
 # -------------------------------------------------------------------------------------------------------------- room
+
+
+def test_a_load_that_failed_takes_no_room(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = MemoryLedger(GIB)
+
+    def fails(*_: object) -> object:
+        raise ModelFileError(tiny.target, "llama.cpp could not load it")
+
+    monkeypatch.setattr(load, "_open_target", fails)
+    with pytest.raises(ModelFileError) as kept:  # whose traceback holds what the load had
+        tiny.load(limits=Limits(ledger=ledger), draft="none")
+    assert ledger.left_bytes == GIB
+    assert kept.tb is not None
 
 
 @dataclass
@@ -280,6 +295,32 @@ def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) ->
         assert client.post(path, json={**body, "model": "claude"}).status_code == 404
 
 
+def test_tokens_and_properties_are_those_of_the_model_that_is_named(loads: dict[str, Any]) -> None:
+    with serving(loads, GIB) as server, server.client() as client:
+        found = {}
+        for name in ("one", "three"):
+            about = client.get("/props", params={"model": name}).json()
+            tokens = client.post("/tokenize", json={"model": name, "content": "hello"}).json()["tokens"]
+            back = client.post("/detokenize", json={"model": name, "tokens": tokens}).json()
+            assert (about["model_alias"], back["content"].strip()) == (name, "hello")
+            found[name] = tokens
+        assert found["one"] != found["three"], "another vocabulary"
+        for body in ({"content": "hello"}, {"model": "claude", "content": "hello"}):
+            assert client.post("/tokenize", json=body).status_code == 404
+        assert client.get("/props").status_code == 404
+
+
+def test_a_model_that_was_removed_is_not_listed_and_the_others_are(
+    loads: dict[str, Any],
+) -> None:
+    def removed(limits: Limits) -> Engine:
+        raise ModelNotFoundError("two is not on this machine")
+
+    with serving({**loads, "two": removed}, GIB) as server, server.client() as client:
+        assert [each["name"] for each in client.get("/api/tags").json()["models"]] == ["one:latest", "three:latest"]
+        assert server.chat("hello", model="two", max_tokens=4).status_code == 503
+
+
 def test_a_request_says_for_how_long_its_own_model_stays(loads: dict[str, Any]) -> None:
     with serving(loads, GIB) as server, server.client() as client:
         assert text(server, "one")
@@ -411,3 +452,11 @@ def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None
 def test_one_model_has_no_ledger() -> None:
     assert Room().ledger is None
     assert Service(keeper=SimpleNamespace(), names=("tiny",)).others == ()  # type: ignore[arg-type]
+
+
+def test_health_names_the_models_to_those_with_a_key(loads: dict[str, Any]) -> None:
+    with serving(loads, GIB) as server, server.client() as client:
+        object.__setattr__(server.service, "access", Access(keys=("a-long-key",)))
+        assert client.get("/health").json() == {"status": "ok"}
+        known = client.get("/health", headers={"Authorization": "Bearer a-long-key"}).json()
+        assert known["models"] == {"one": "unloaded", "two": "unloaded", "three": "unloaded"}

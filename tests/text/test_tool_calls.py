@@ -181,6 +181,7 @@ def test_calls_are_read_without_the_marks_that_they_do_not_need(name: str) -> No
         (HERMES, '<tool_call>{"name": "other", "arguments": {}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "now", "arguments": [1]}</tool_call>'),
         (HERMES, '<tool_call>{"name": "now", "arguments": {"a": NaN}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": {"a": -1e999}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "now", "arguments": "{"}</tool_call>'),
         (HERMES, '<tool_call>{"name": "now", "arguments": "{\\"a\\": \\"\\ud800\\"}"}</tool_call>'),
         (HERMES, '<tool_call>{"name": 5}</tool_call>'),

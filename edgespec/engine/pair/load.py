@@ -106,7 +106,11 @@ def load_pair(
         worker or WorkerSettings(),
         limits.ledger,
     )
-    model, widths = _open_target(target.model, request, store, measure, tell, locator.job)
+    try:
+        model, widths = _open_target(target.model, request, store, measure, tell, locator.job)
+    except BaseException:
+        pool.close()  # else its place in the ledger stays taken
+        raise
     try:
         pool.lend(model)
         if request.depth != 0:

@@ -172,7 +172,7 @@ class WorkerSequence(RuntimeSequence):
         if not done:
             return
         try:
-            self._ask_rewind(length)
+            self._length = self._ask_rewind(length)
         except EdgespecError as error:
             self._broken = True
             if isinstance(error, RewindError):
@@ -183,14 +183,17 @@ class WorkerSequence(RuntimeSequence):
 
     def _rewind(self, length: int) -> None:
         self._overwrite()
-        self._ask_rewind(length)
-        self._length = length
+        self._length = self._ask_rewind(length)
 
-    def _ask_rewind(self, length: int) -> None:
+    def _ask_rewind(self, length: int) -> int:
+        """The tokens that the child's cache then holds: fewer if it drops more than was asked (``rewind``)."""
         header = {"op": "rewind", "sequence": self._key, "length": length}
         _, answer = self._link.request(header, timeout_s=self._times.answer_s, inbox=self._inbox)
         with self._link.reading():
-            _expect_length(answer, length)
+            kept = answer.integer("length")
+            if kept > length:
+                raise WorkerLostError(f"its cache should hold {length} tokens, but it reports {kept}")
+        return kept
 
     def fetch(self, header: abc.Mapping[str, Any], read: Callable[[Frame], T], body: bytes = b"") -> T:
         """Ask about the scores of the last forward: for WorkerRows, on any thread that reads them."""

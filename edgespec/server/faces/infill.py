@@ -67,6 +67,7 @@ def _event(data: Mapping[str, Any]) -> bytes:
 def _final(request: Request, head: Head, content: str, done: Done) -> dict[str, Any]:
     """The reply, or what of it is asked for."""
     stats, most = done.stats, -1 if request.max_tokens is None else request.max_tokens
+    word = done.stop_text if done.finish_reason == "stop" else None
     reply = {
         "index": 0,
         "content": content,
@@ -79,10 +80,10 @@ def _final(request: Request, head: Head, content: str, done: Done) -> dict[str, 
         "tokens_cached": stats.prompt_tokens + stats.emitted_tokens,
         "generation_settings": {"n_predict": most, "stop": list(request.stop)},
         "prompt": "",
-        "has_new_line": "\n" in content,
+        "has_new_line": "\n" in done.text,
         "truncated": False,
-        "stop_type": _STOPS.get(done.finish_reason, "none"),
-        "stopping_word": "",
+        "stop_type": "word" if word else _STOPS.get(done.finish_reason, "none"),
+        "stopping_word": word or "",
         "timings": timings([done]),
         **head.own,
     }
