@@ -238,7 +238,7 @@ def test_beginnings_are_kept_on_disk_with_at_most_one_key_unless_the_profile_say
         (".", "."),
     ],
 )
-def test_a_model_is_served_under_its_last_name_and_as_it_was_typed(given: str, name: str) -> None:
+def test_a_model_is_served_under_its_last_name_and_under_what_was_typed(given: str, name: str) -> None:
     profile = resolve_profile(None, target=given)
     assert _names(profile, ()) == tuple(dict.fromkeys((name, given, "default")))
     assert _names(profile, ("coder",))[0] == "coder"
