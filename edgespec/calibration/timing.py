@@ -21,6 +21,7 @@ import numpy as np
 
 from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
+from edgespec.errors import NoneAllowedError
 from edgespec.files.checked import Range
 from edgespec.interfaces.model import (
     FrequentHeadSequence,
@@ -30,7 +31,7 @@ from edgespec.interfaces.model import (
     SavableSequence,
     Sequence,
 )
-from edgespec.interfaces.rows import LogitsArray
+from edgespec.interfaces.rows import LogitsArray, Rows
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, ExpertTimes
@@ -56,9 +57,15 @@ PLAIN_REPETITIONS = 16
 _OFTEN_TIMED = 8
 _SELDOM = 2
 
+# Readings of a prompt: one takes as long as a dozen plain forwards.
+_PROMPT_TURNS = 3
+
 # Tokens of each answer on which drafter and target are compared, and the length of the chains counted in it.
 AGREEMENT_TOKENS = 24
 AGREEMENT_DEPTH = 4
+# Of a drafter with another vocabulary: at most so many of its tokens for each of the target's. A choice: texts of
+# most languages need fewer than two.
+_MORE_TOKENS = 4
 
 # Seconds for which both sides run in parallel, in this many turns: a user who types a prompt waits for one turn.
 CONTENTION_S = 1.0
@@ -315,6 +322,29 @@ def measure_plain_ratio(
     return ratios[(3 * (len(ratios) - 1) + 3) // 4]
 
 
+def measure_prompt_ratio(
+    own: Model, other: Model, *, clock: Clock = time.perf_counter
+) -> Generator[float, None, float]:
+    """Seconds of a prompt of ``STEP_TOKENS`` in ``other`` over those in ``own``: the median of a few turns."""
+    tokens = probe_tokens(STEP_TOKENS, min(model.facts.vocabulary_size for model in (own, other)))
+    with closing(own.open(STEP_TOKENS)) as ours, closing(other.open(STEP_TOKENS)) as theirs:
+        ratios = []
+        for turn in range(_PROMPT_TURNS + 1):
+            own_s = _read_s(ours, tokens, clock)
+            other_s = _read_s(theirs, tokens, clock)
+            if turn:  # in the first one kernels and pages warm up
+                ratios.append(other_s / own_s)
+            yield turn / _PROMPT_TURNS
+    return statistics.median(ratios)
+
+
+def _read_s(sequence: Sequence, tokens: list[int], clock: Clock) -> float:
+    sequence.rewind(0)
+    before = clock()
+    sequence.forward(tokens, 0)
+    return clock() - before
+
+
 def _time_widths(
     sequence: Sequence,
     tokens: list[int],
@@ -392,11 +422,8 @@ def _time_prompt(sequence: Sequence, tokens: list[int], clock: Clock) -> Generat
     """Seconds per token of ``STEP_TOKENS`` (or all) read in one forward, a few times."""
     size = min(STEP_TOKENS, sequence.context_length, len(tokens))
     samples = []
-    for _ in range(3):
-        sequence.rewind(0)
-        before = clock()
-        sequence.forward(tokens[:size], 0)
-        samples.append((clock() - before) / size)
+    for _ in range(_PROMPT_TURNS):
+        samples.append(_read_s(sequence, tokens[:size], clock) / size)
         yield 1.0
     return samples
 
@@ -446,7 +473,9 @@ def measure_agreement(
     acceptance = Acceptance()
     for prompt in prompts:
         length = len(prompt) + tokens
-        with closing(target.open(length)) as writing, closing(drafter.open(length)) as reading:
+        # With another vocabulary the drafter's context counts its own tokens, of which a text has more.
+        room = max(length, min(_MORE_TOKENS * length, drafter.facts.trained_context_length))
+        with closing(target.open(length)) as writing, closing(drafter.open(room)) as reading:
             answer = [writing.forward(prompt, 1).argmax_row(0)]
             while len(answer) < tokens:
                 answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
@@ -461,7 +490,7 @@ def measure_agreement(
                 yield from _learn_at_once(acceptance, reading, mask, [prompt[-1], *answer])
                 continue
             rows = reading.forward([prompt[-1], *answer[:-1]], tokens)
-            hits = [rows.argmax_row(index) == token for index, token in enumerate(answer)]
+            hits = [_is_best(rows, index, token) for index, token in enumerate(answer)]
             sure = [_confidence(rows.logits(index)) for index in range(tokens)]
         for start in range(tokens - AGREEMENT_DEPTH + 1):
             window = hits[start : start + AGREEMENT_DEPTH]
@@ -483,6 +512,14 @@ def _learn_at_once(
         acceptance.learn(sure[:known], hits[:known])
         reading.rewind(reading.length - (AGREEMENT_DEPTH - 1))
         yield position / len(text)
+
+
+def _is_best(rows: Rows, index: int, token: int) -> bool:
+    """Whether the token is the drafter's best; no token of the target's may be."""
+    try:
+        return rows.argmax_row(index) == token
+    except NoneAllowedError:
+        return False
 
 
 def _confidence(logits: LogitsArray) -> float:

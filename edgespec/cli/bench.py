@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,7 +144,8 @@ def bench(
         _check_plot(plot)
     if log is not None and not log.parent.is_dir():
         raise InvalidRequestError(f"the folder {log.parent} for the log {log.name} does not exist")
-    chosen = flags.resolve()
+    # A history would guess from the answer to the same prompt a moment ago.
+    chosen = replace(flags.resolve(), history=False)
     others = _find_comparable(chosen, compare, state) if compare else ()
     with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
         cap = engine.pair.depth_cap_allowed

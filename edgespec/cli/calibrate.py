@@ -26,6 +26,7 @@ _OUTCOMES = {
     "rough": "stored as rough times, which choose nothing",
     "kept": "nothing stored, the earlier times stay",
     "missing": "nothing stored, no measurement was complete",
+    "plain": "nothing to measure, it is always decoded plainly",
 }
 
 
@@ -78,7 +79,7 @@ def calibrate(
             note(f"without the bandwidth of the memory: {error.message}")
         report = calibration_report(engine.pair, bandwidth)
         took_s = time.perf_counter() - started
-        plan, ranking, outcome = engine.plan, engine.pair.ranking, _outcome(before, _times(engine))
+        plan, ranking, outcome = engine.plan, engine.pair.ranking, _outcome(before, engine)
         unstored = engine.pair.measurements.store.unstored
     if json:
         found = {**report.as_json(), "plan": plan.as_json(), "took_s": took_s, "others_share": taken}
@@ -116,17 +117,19 @@ def _times(engine: Engine) -> dict[str, ModelTimes | None]:
     return found if known.drafter is None else {**found, known.drafter.name: known.drafter_times()}
 
 
-def _outcome(before: dict[str, ModelTimes | None], now: dict[str, ModelTimes | None]) -> dict[str, str]:
+def _outcome(before: dict[str, ModelTimes | None], engine: Engine) -> dict[str, str]:
     """What became of each model's times: a key of ``_OUTCOMES``."""
     return {
-        name: "missing"
+        name: "plain"
+        if not engine.pair.can_rewind
+        else "missing"
         if times is None
         else "kept"
         if times == before.get(name)
         else "rough"
         if times.busy
         else "stored"
-        for name, times in now.items()
+        for name, times in _times(engine).items()
     }
 
 

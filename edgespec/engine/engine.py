@@ -351,8 +351,12 @@ class Engine:
         process calibrates. Returns the largest share of the processors, 0 to 1, that other programs took during a
         measurement; above 0.1, ``calibrate_for`` repeats the measurement when the machine is idle. With ``budget_s``
         the call ends after about ``budget_s`` seconds, and ``left_out`` names the parts that are missing. Raises what
-        a forward or loading the drafter raises.
+        a forward or loading the drafter raises. Measures nothing for a target that cannot be rewound, which is always
+        decoded plainly.
         """
+        self.left_out = ()
+        if not self.pair.can_rewind:
+            return 0.0
         calibration = BackgroundCalibration(self.pair, _scope, afresh=afresh, alternatives=alternatives)
         tell = progress or (lambda _event: None)
         exclusive = self.pair.measurements.store.exclusive
@@ -364,6 +368,7 @@ class Engine:
 
         self.pair.read_ahead.put_off()
         with exclusive(self.pair.home.locks, wait=True, waiting=waiting):
+            self.pair.follow_power()
             self._give_up_calibration()  # it may hold a second copy of the target
             calibration.run(progress, budget_s=budget_s)
         self.left_out = calibration.left_out
@@ -387,6 +392,7 @@ class Engine:
         with self.pair.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
                 return ()
+            self.pair.follow_power()
             # Keep a reference: an answer on another power source may give up the calibration.
             calibration = None if again else self._calibration
             self._calibration = calibration = calibration or BackgroundCalibration(self.pair, QUICK, again=again)

@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,6 +105,17 @@ def allowed_processors() -> frozenset[int]:
         return frozenset(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else frozenset()
     except (OSError, RuntimeError, psutil.Error):
         return frozenset()
+
+
+def online_processors() -> Sequence[int]:
+    """The numbers of the logical processors that are switched on, ascending; empty if the system does not say."""
+    found = list[int]()
+    for part in _text(_PROCESSORS / "online").split(","):
+        first, _, last = part.partition("-")
+        if not _is_count(first) or not _is_count(last or first):
+            return ()
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def usable_processors() -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 import psutil
 
-from edgespec.hardware.machine import allowed_processors
+from edgespec.hardware.machine import allowed_processors, online_processors
 
 # Share of the processors that other programs may use before times are rejected. An idle desktop uses 1 to 3 in a
 # hundred; a program that keeps one of up to ten processors busy exceeds it.
@@ -34,15 +35,21 @@ def processor_seconds() -> Used | None:
     Time that a hypervisor gave to another machine counts as used.
     """
     try:
-        allowed = allowed_processors()
-        every = psutil.cpu_times(percpu=True)
-        times = [each for number, each in enumerate(every) if not allowed or number in allowed]
+        times = _of(allowed_processors(), psutil.cpu_times(percpu=True))
         total = sum(sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0) for each in times)
         idle = sum(each.idle + getattr(each, "iowait", 0.0) for each in times)
         own = os.times()
     except (OSError, RuntimeError, AttributeError, NotImplementedError):
         return None
     return Used(own_s=own.user + own.system, busy_s=total - idle, total_s=total)
+
+
+def _of(allowed: frozenset[int], every: Sequence[Any]) -> Sequence[Any]:
+    """The times of the ``allowed`` processors. The system lists those that are online, without their numbers."""
+    online = online_processors()
+    numbers = online if len(online) == len(every) else range(len(every))
+    # In some containers the list is of fewer processors than there are, all of them ours, and numbered anew.
+    return [each for number, each in zip(numbers, every, strict=True) if number in allowed] or every
 
 
 class Neighbours:

@@ -298,13 +298,14 @@ def layer_bytes(header: GgufHeader, kv_bits_per_element: float) -> LayerBytes:
             head += tensor.byte_count
     heads = header.head_count_kv
     by_block = (heads,) * blocks if isinstance(heads, int) else (*heads, *heads[-1:] * blocks)[:blocks]
-    head_bytes = (header.key_length + header.value_length) * kv_bits_per_element / 8 if any(by_block) else 0.0
+    # Some layers have no cache, or share one: which of them, the whole does not tell.
+    cache_bytes = header.kv_bytes_per_token(kv_bits_per_element) / sum(by_block) if any(by_block) else 0.0
     return LayerBytes(
         input_weights=entrance,
         head_weights=head + shared,
         shared_weights=shared,
         block_weights=tuple(weights),
-        block_cache=tuple(count * head_bytes for count in by_block),
+        block_cache=tuple(count * cache_bytes for count in by_block),
     )
 
 

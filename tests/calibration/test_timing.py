@@ -30,6 +30,7 @@ from edgespec.calibration.timing import (
     measure_contention,
     measure_drafter,
     measure_plain_ratio,
+    measure_prompt_ratio,
     measure_target,
 )
 from edgespec.errors import ForwardError
@@ -355,6 +356,16 @@ def test_a_slowing_machine_does_not_change_the_ratio_of_two_settings() -> None:
     assert finish(measure_plain_ratio(own, other, 4096, clock=clock))[0] == pytest.approx(1.0)
 
 
+def test_two_settings_read_a_prompt_in_turn() -> None:
+    clock = OneClock()
+    own, other = clock.model(), clock.model(lambda width, _length, count: 0.02 * width / count)
+    ratio, told = finish(measure_prompt_ratio(own, other, clock=clock))
+    assert set(own.sequences[0].log.widths) == set(other.sequences[0].log.widths) == {64}
+    assert len(own.sequences[0].log.widths) == len(told) == 4
+    assert ratio == pytest.approx(0.02 * 64 / 3 / by_width(64, 0, 3), rel=0.5)
+    assert (own.open_sequences, other.open_sequences, told[-1]) == (0, 0, 1.0)
+
+
 def test_two_settings_are_compared_in_a_context_too_short_for_a_probe() -> None:
     clock = OneClock()
     own, other = clock.model(), clock.model(lambda *_: 0.005)
@@ -420,6 +431,7 @@ MEASURES: dict[str, Callable[[TimedModel], Generator[float, None, Any]]] = {
     "target": lambda model: measure_target(model, 300, clock=model.clock),
     "drafter": lambda model: measure_drafter(model, 300, clock=model.clock),
     "plain": lambda model: measure_plain_ratio(model, model, 300, clock=model.clock),
+    "prompt": lambda model: measure_prompt_ratio(model, model, clock=model.clock),
     "contention": lambda model: measure_contention(model, model, seconds=0.05, clock=model.clock),
 }
 

@@ -41,7 +41,9 @@ def test_chat_takes_several_lines_between_triple_quotes(pair: tuple[str, ...], r
 
 
 def test_chat_runs_slash_commands(pair: tuple[str, ...], root: Path) -> None:
-    stdin = "/stats\nhello\n/stats\n/plan why\n/clear\nhello\n/nonsense\n/clera\n/sta\n/hel\n/quit\nnever asked\n"
+    stdin = (
+        "\ufeff/stats\nhello\n/stats\n/plan why\n/clear\nhello\n/nonsense\n/clera\n/sta\n/hel\n/quit\nnever asked\n"
+    )
     result = succeeded(run_here("chat", *pair, "--max-tokens", "5", "--verbose", home=root, stdin=stdin))
     assert len(status_lines(result.err)) == 2
     first, second = result.out[: len(result.out) // 2], result.out[len(result.out) // 2 :]

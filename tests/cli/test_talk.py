@@ -164,6 +164,24 @@ def test_a_prompt_that_was_not_answered_comes_back_and_the_answer_before_it_stay
         assert len(talk.session.messages) == 3
 
 
+def test_a_users_text_keeps_its_marks_and_blanks() -> None:
+    asked = {"role": "user", "content": "    What does </think> mean?"}
+    with talk_on(Machine(1)) as talk:
+        cast(Any, talk.session).turns = [asked, TURNS[1]]
+        assert talk.turns() == [asked, {"role": "assistant", "content": "hi"}]
+
+
+def test_more_judges_the_answer_that_an_undone_one_left() -> None:
+    with talk_on(Machine(1)) as talk:
+        talk.last = cast(Any, SimpleNamespace(finish_reason="stop"))
+        talk.ask("hello")
+        talk._began = True
+        assert talk.why_complete() == "the answer is complete"
+        cast(Any, talk.session).undo = lambda: "hello"
+        assert talk.take_back() == "hello"
+        assert talk.last is None
+
+
 def test_sampling_settings_come_from_the_file_until_the_user_sets_them() -> None:
     machine = Machine(2)
     with talk_on(machine) as talk:

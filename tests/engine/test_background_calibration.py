@@ -217,6 +217,20 @@ def test_fewer_threads_are_chosen_only_if_repeatedly_faster(engine: Engine, monk
     assert next(ratios, None) is None
 
 
+def test_fewer_threads_that_read_prompts_slower_are_not_chosen(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 0.5)
+
+    def measure(*_models: object) -> Generator[float, None, float]:
+        yield 1.0
+        return 1.2
+
+    monkeypatch.setattr(module, "measure_prompt_ratio", measure)
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run()
+    assert engine.pair.target.settings.threads == 2
+
+
 @pytest.mark.slow
 def test_the_number_of_threads_does_not_change_while_a_session_is_open(
     engine: Engine, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 def engine(tiny: TinyModels, home: Home, source: list[str | None]) -> Iterator[Engine]:
     with tiny.load(store_home=home, context=300, runtime="llama", draft_runtime="llama") as engine:
         engine.pair.follow_power()
+        engine.pair.take_notices()
         invent_measurements(engine)
         require_speculation(engine)
         yield engine
@@ -84,3 +85,16 @@ def test_widths_in_memory_survive_a_power_change_if_the_folder_is_read_only(
         source.append("mains")
         assert engine.pair.follow_power()
         assert engine.pair.measurements.target_times() is not None
+
+
+def test_a_calibration_is_of_the_power_source_that_it_runs_on(
+    engine: Engine, source: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundCalibration, "run", lambda *_given, **_named: None)
+    source.append("battery")
+    engine.calibrate()
+    assert engine.pair.machine.power_source == engine.pair.measurements.store.power_source == "battery"
+    monkeypatch.setattr(BackgroundCalibration, "run_for", lambda *_given: False)
+    source.append("mains")
+    assert engine.calibrate_for() == ()
+    assert engine.pair.machine.power_source == "mains"

@@ -12,11 +12,13 @@ from edgespec.bench.draft_log import predictions
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Round
+from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import ContextFullError, InvalidRequestError
 from edgespec.files.gguf.records import MASK_TOKEN_KEY
 from edgespec.files.home import Home
 from edgespec.planning.depth.price import RISK
 from edgespec.runtimes.translated import TranslatedSequence
+from tests.support.calibrating import shorten_calibration
 from tests.support.foreign_vocabularies import as_byte_pairs, in_another_order
 from tests.support.other_programs import User
 from tests.support.processor import processor_runtimes
@@ -129,6 +131,19 @@ def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
         assert done.token_ids == plain
         last = [event for event in events if isinstance(event, Round)][-1]
         assert (last.record.depth, bool(full)) == (0, True)
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_its_agreement_is_measured_in_the_targets_tokens(
+    tiny: TinyModels, foreign: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    shorten_calibration(monkeypatch)
+    monkeypatch.setattr(PairMeasurements, "may_pay", lambda _self, source: source not in _self.priors)
+    with tiny.load(draft=str(foreign[kind]), draft_weights="file", store_home=Home(tmp_path / "home")) as engine:
+        assert engine.pair.measurements.unproven
+        engine.calibrate()
+        assert engine.pair.measurements.drafter_failure is None
+        assert not engine.pair.measurements.unproven
 
 
 def test_the_map_is_kept_with_the_prepared_weights(tiny: TinyModels, foreign: dict[str, Path], home: Home) -> None:

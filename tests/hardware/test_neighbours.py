@@ -55,7 +55,15 @@ def test_neighbours_are_busy_above_the_allowed_share() -> None:
         assert neighbours.busy is expected
 
 
-def test_time_that_a_hypervisor_takes_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def used() -> tuple[float, float]:
+    found = processor_seconds()
+    assert found is not None
+    return found.busy_s, found.total_s
+
+
+def test_our_processors_are_counted_with_what_a_hypervisor_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Times(SimpleNamespace):
         def __iter__(self) -> Iterator[float]:
             return iter(vars(self).values())
@@ -66,9 +74,12 @@ def test_time_that_a_hypervisor_takes_counts_as_used(monkeypatch: pytest.MonkeyP
     ]
     monkeypatch.setattr(module.psutil, "cpu_times", lambda percpu: every if percpu else None)
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid: {0}, raising=False)
-    found = processor_seconds()
-    assert found is not None
-    assert (found.busy_s, found.total_s) == (4.0, 10.0)
+    assert used() == (4.0, 10.0)
+    # Processors 1 and 3 are switched off; a container that numbers its processors anew lists ours alone.
+    for online, allowed, expected in (([0, 2], {2}, (7.0, 8.0)), ([0, 1], {12, 13}, (11.0, 18.0))):
+        monkeypatch.setattr(module, "online_processors", lambda online=online: online)
+        monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid, own=allowed: own, raising=False)
+        assert used() == expected
 
     def refuse(percpu: bool) -> Any:
         raise PermissionError(percpu)

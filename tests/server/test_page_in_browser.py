@@ -131,6 +131,49 @@ def test_stop_ends_the_answer_within_a_moment_and_keeps_its_text(browser: Any, s
         assert tab.answer == text
 
 
+@pytest.mark.parametrize("click", ["#new", "nav .open"])
+def test_an_answer_that_is_left_for_another_conversation_keeps_its_text(
+    browser: Any, server: Running, click: str
+) -> None:
+    with opened(browser, server) as tab:
+        tab.ask("hello")
+        tab.page.wait_for_function("() => document.querySelectorAll('.answer .line').length")
+        text = tab.answer
+        tab.page.click(click)
+        server.wait_until(lambda: server.service.queue.running == 0)
+        tab.page.click("nav .open")
+        assert tab.answer.startswith(text)
+        assert tab.page.locator(".turn").count() == 2
+        tab.page.click("nav .drop")
+        assert tab.page.locator("nav li").count() == 0
+
+
+def test_a_conversation_that_is_deleted_during_its_answer_stays_deleted(browser: Any, server: Running) -> None:
+    with opened(browser, server) as tab:
+        tab.ask("hello")
+        tab.page.wait_for_function("() => document.querySelectorAll('.answer .line').length")
+        tab.page.click("nav .drop")
+        server.wait_until(lambda: server.service.queue.running == 0)
+        tab.page.reload()
+        assert tab.page.locator("nav li").count() == 0
+
+
+def test_what_another_tab_asked_is_shown(browser: Any, server: Running) -> None:
+    with opened(browser, server) as tab:
+        scripted(tab.page, chunk({"content": "x"}), end())
+        tab.ask("first")
+        tab.wait()
+        other = tab.page.context.new_page()
+        scripted(other, chunk({"content": "y"}), end())
+        other.goto(tab.url)
+        other.fill("#text", "second")
+        other.press("#text", "Enter")
+        tab.page.wait_for_function("() => document.querySelectorAll('.turn').length === 4")
+        tab.ask("third")
+        tab.wait()
+        assert [each["content"] for each in tab.asked[-1]["messages"]] == ["first", "x", "second", "y", "third"]
+
+
 def test_markup_in_an_answer_stays_text(browser: Any, server: Running, says: list[str]) -> None:
     markup = '<img src=x onerror="window.hit=1"><script>window.hit=1</script><a href="javascript:window.hit=1">x</a>'
     says += [markup, "\n```html\n", markup, "\n```\n", "&lt;"]
@@ -260,7 +303,10 @@ def test_enter_sends_and_shift_enter_does_not(browser: Any, server: Running) -> 
         tab.page.fill("#text", "one")
         tab.page.press("#text", "Shift+Enter")
         tab.page.type("#text", "two")
-        assert tab.asked == []
+        composing = """code => document.querySelector("#text").dispatchEvent(
+          new KeyboardEvent("keydown", { key: "Enter", keyCode: code, bubbles: true, cancelable: true }))"""
+        tab.page.evaluate(composing, 229)
+        assert tab.asked == [], "the key ends a composition, in Safari too"
         tab.page.press("#text", "Enter")
         tab.wait()
         assert tab.asked[0]["messages"][-1]["content"] == "one\ntwo"
@@ -297,6 +343,10 @@ def test_a_key_is_asked_for_and_kept_for_the_tab_only(browser: Any, tiny: TinyMo
             tab.page.fill("#key", "a-wrong-key")
             tab.page.click("text=Use this key")
             tab.page.wait_for_function("() => $('asking').open && !$('key').value")
+            tab.page.fill("#key", "a-key-that-is-not-sent")
+            tab.page.press("#key", "Escape")
+            tab.page.wait_for_function("() => !$('asking').open")
+            tab.page.reload()
             tab.page.fill("#key", "a-long-key")
             tab.page.press("#key", "Enter")
             tab.page.wait_for_function("() => document.querySelector('#model').textContent === 'tiny'")
@@ -324,6 +374,11 @@ def test_full_storage_drops_the_oldest_conversation(browser: Any, server: Runnin
         kept = tab.page.evaluate("() => Object.keys(localStorage).filter(key => /[.][1-5]$/.test(key)).sort()")
         assert kept[-1] == "edgespec.conversation.5"
         assert len(kept) < 5
+        tab.ask("z" * 6_000_000)
+        tab.wait()
+        assert tab.page.evaluate("() => Object.keys(localStorage).length") >= len(kept), (
+            "what cannot be kept takes nothing"
+        )
         tab.page.reload()
         assert tab.page.locator(".turn").count() == 2
 

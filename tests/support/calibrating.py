@@ -65,6 +65,7 @@ def fix_plain_ratio(patch: pytest.MonkeyPatch, ratio: float) -> None:
         return ratio
 
     patch.setattr(learning_module, "measure_plain_ratio", measure)
+    patch.setattr(learning_module, "measure_prompt_ratio", measure)
 
 
 def stored(home: Home) -> dict[str, int]:

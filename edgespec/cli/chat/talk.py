@@ -85,7 +85,10 @@ class Talk:
     def take_back(self) -> str | None:
         """Remove the latest prompt, with its answer if there is one, and return the prompt."""
         unanswered, self.asked = self.unanswered, None
-        return self.session.undo() if unanswered is None else unanswered
+        if unanswered is not None:
+            return unanswered
+        self.last = None  # that of an answer which is gone now
+        return self.session.undo()
 
     def ask(self, prompt: str) -> None:
         """Note the prompt that is answered next."""
@@ -191,7 +194,10 @@ class Talk:
         """The conversation without its thinking, whose marks differ between models."""
         marks = self.engine.pair.prompts.thinking
         told = [(each["role"], each["content"]) for each in self._messages()]
-        said = [(role, marks.answer_in(text) or text if marks else text) for role, text in told]
+        # A user's own text may have the marks: only an answer begins with thinking.
+        said = [
+            (role, marks.answer_in(text) or text if marks and role == "assistant" else text) for role, text in told
+        ]
         return [{"role": role, "content": text} for role, text in said]
 
     def _messages(self) -> list[dict[str, str]]:

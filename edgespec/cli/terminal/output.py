@@ -117,9 +117,9 @@ def print_error(error: EdgespecError, *, as_json: bool) -> None:
 
 
 def decode_input(data: bytes) -> str:
-    """Decode bytes from stdin. Raises InvalidRequestError if they are not UTF-8."""
+    """Decode bytes from stdin, without a byte order mark. Raises InvalidRequestError if they are not UTF-8."""
     try:
-        return data.decode("utf-8")
+        return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
@@ -146,7 +146,7 @@ def read_input(interrupts: Interrupts) -> str:
         raise InvalidRequestError(
             f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
         )
-    return decode_input(data.removeprefix(b"\xef\xbb\xbf"))
+    return decode_input(data)
 
 
 def _say_what_is_awaited() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from edgespec.calibration.timing import (
     measure_contention,
     measure_drafter,
     measure_plain_ratio,
+    measure_prompt_ratio,
     measure_target,
     sample_text,
 )
@@ -28,7 +29,7 @@ from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement
-from edgespec.placement.prepared import fewer_threads, other_caches, setting_words
+from edgespec.placement.prepared import choose_threads, fewer_threads, other_caches, setting_words
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.runtimes.background import BackgroundModel
 
@@ -249,14 +250,27 @@ class BackgroundCalibration:
         ratios[own] = 1.0
         if pair.profile.threads != "auto":
             settled = own
-        elif not busy:
-            best = min(ratios, key=lambda threads: ratios[threads])
-            settled = store.settle_threads(facts[own], best if ratios[best] * SLOWER_ALLOWED < 1 else own)
+        elif not busy and pair.most_threads == choose_threads(
+            pair.profile, pair.machine, None
+        ):  # nothing limits them
+            settled = store.settle_threads(facts[own], (yield from self._fastest(ratios, own)))
         if settled != own and settled in facts and pair.adopt(threads=settled):
             own = settled
         self._other_threads = [
             (facts[n], ratio / ratios[own]) for n, ratio in ratios.items() if n != own and not busy
         ]
+
+    def _fastest(self, ratios: Mapping[int, float], own: int) -> Generator[Loading, None, int]:
+        """The number of threads that decodes fastest, if it is clearly faster and reads prompts as fast."""
+        best = min(ratios, key=lambda threads: ratios[threads])
+        if ratios[best] * SLOWER_ALLOWED >= 1:
+            return own
+        target = self._pair.target
+        with target.with_settings(threads=best) as other:
+            steps = measure_prompt_ratio(target, other)
+            label = f"measuring how {target.facts.name} reads with {setting_words(other.facts)}"
+            slower = yield from self._labelled(steps, label)
+        return best if slower <= SLOWER_ALLOWED else own
 
     def _plain_ratio(self, **caches: Any) -> Generator[Loading, None, float]:
         """How many times longer a plain forward takes with these caches or threads than with the target's own."""
@@ -351,7 +365,8 @@ class BackgroundCalibration:
             store.save(TIMES, replace(times, busy=self._busy), facts)
             self._forget_answers()
         if pair.measurements.unproven:
-            agreeing = measure_agreement(pair.target, drafter, map(pair.prompts.request_tokens, REQUESTS))
+            guessing = pair.pool.drafter_in_targets_tokens()
+            agreeing = measure_agreement(pair.target, guessing, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} agrees with {target.name}"
             pair.measurements.learn_prior(MODEL, (yield from self._labelled(agreeing, label, facts)))
         if not paired or self._afresh:

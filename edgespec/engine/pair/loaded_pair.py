@@ -380,8 +380,7 @@ class LoadedPair:
         self.read_ahead.put_off()
         if (free := self.on_answer()) is not None:
             free()
-        with self.lock:  # sessions answer in parallel
-            self._notices += self.follow_power()
+        self.follow_power()
 
     def answered(self, depth: AnswerPolicy, *, beside_others: bool) -> None:
         """Hold a measured plan to what an ended answer got, and plan again if answers agree that it does not hold.
@@ -422,21 +421,23 @@ class LoadedPair:
             self.measurements.place_announced()
         return notices
 
-    def follow_power(self) -> tuple[str, ...]:
+    def follow_power(self) -> bool:
         """Plan again if the machine switched between battery and mains: each has its own measurements.
 
-        Returns a notice if there is a new plan. A source that cannot be read counts as unchanged.
+        Whether there is a new plan, of which the next answer's reader is told. A source that cannot be read counts as
+        unchanged.
         """
         now = power_source()
-        with self.lock:
+        with self.lock:  # sessions answer in parallel
             if self.closed or now is None or now == self.machine.power_source:
-                return ()
+                return False
             self.machine = replace(self.machine, power_source=now)
             self.measurements = self._measurements_in(self.measurements.store.on_power(now))
             if (give_up := self.on_new_power()) is not None:
                 give_up()
             self.replan()
-        return (f"the machine runs on {now} now: planned again",)
+            self._notices += (f"the machine runs on {now} now: planned again",)
+        return True
 
     def adopt(self, *, threads: int) -> bool:
         """Run the target's weights with another number of threads; False while a session is open."""

@@ -37,7 +37,7 @@ from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, A
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost, best_possible
-from edgespec.planning.cost.margins import DRAFT_MARGIN
+from edgespec.planning.cost.margins import DRAFT_MARGIN, SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WidthProbe, holds_for, probe_starts
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.experience import SAMPLED
@@ -102,7 +102,9 @@ class PairMeasurements:
         settled = self.store.settled(PLACE, self.target)
         if settled.chosen is not None:
             runtime, device, _ = settled.chosen
-            said = f"calibrations agree that {runtime} on {device} is fastest: it runs there unless a place is set"
+            there = settled.chosen[:2] == (self.target.runtime, self.target.device)
+            where = "it runs there unless a place is set" if there else "it does not run there now"
+            said = f"calibrations agree that {runtime} on {device} is fastest: {where}"
             notes.append(Reason("target_taken_over", said))
         if settled.ahead is not None:
             runtime, device, _ = settled.ahead
@@ -349,11 +351,17 @@ class PairMeasurements:
             place.key: usual_seconds(option.curve, option.depth_cap_stable)
             for place in places.targets
             if place is not here and places.room(place) and (option := self._option_at(place)) is not None
+            if self._reads_as_fast(place.facts, times)
         }
         before = self.store.settled(PLACE, self.target)
         after = before.after(clearly_faster(own_s, others))
         if after != before:
             self.store.save(PLACE, after, self.target)
+
+    def _reads_as_fast(self, facts: ModelFacts, own: ModelTimes) -> bool:
+        """Whether the target reads prompts there at least about as fast as here, as far as that was timed."""
+        there = self._times_of(facts)
+        return there is None or there.prompt_token_s <= SLOWER_ALLOWED * own.prompt_token_s
 
     def place_announced(self) -> None:
         """Note that the user has seen the notice about the target's new place."""
