@@ -117,7 +117,10 @@ def digest_path(library: Path) -> Path:
 def write_digest(library: Path) -> None:
     """Write the digest that ``library`` must have to be loaded: damaged code would kill the process."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()
-    digest_path(library).write_text(f"{digest}  {library.name}\n", encoding="utf-8", newline="\n")
+    path = digest_path(library)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(f"{digest}  {library.name}\n", encoding="utf-8", newline="\n")
+    new.replace(path)  # at no time is a part of it there
 
 
 def _compile_for(

@@ -60,13 +60,9 @@ static bool runs(int64_t level)
     }
 }
 #elif defined(__aarch64__) && defined(__APPLE__)
-#include <sys/sysctl.h>
-
 static bool runs(int64_t level)
 {
-    int found = 0;
-    size_t bytes = sizeof found;
-    return level == ES_NEON_DOTPROD && !sysctlbyname("hw.optional.arm.FEAT_DotProd", &found, &bytes, NULL, 0) && found;
+    return level == ES_NEON_DOTPROD; /* every Mac with such a processor has it */
 }
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>

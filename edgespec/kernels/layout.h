@@ -36,6 +36,10 @@
 
 #include "edgespec_kernels.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the data of model files, which the kernels read, is little-endian"
+#endif
+
 enum { TILE_ROWS = 16, BLOCK = 32, GROUP_BLOCKS = 8, LINE_BYTES = 64, HALF_LINE_BYTES = 32, QUARTER_LINE_BYTES = 16 };
 
 /* Offset of a K-quant's super-scales behind the group's code lines. */

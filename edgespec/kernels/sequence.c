@@ -43,6 +43,10 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->context_length = (size_t)context_length;
     sequence->positions = ((size_t)context_length + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     sequence->cache_at = batch->cache_at;
+    if ((uint64_t)context_length > SIZE_MAX / 8 / (keys_length(sequence) + 1) - TILE_ROWS) {
+        es_close(sequence);
+        return NULL;
+    }
     sequence->cache_bytes = 2 * keys_length(sequence) * sequence->positions * sizeof(uint16_t);
     enum es_pages pages = is_sparse(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
     sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
@@ -122,7 +126,9 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
         size_t head_length = (size_t)model->layer[layer].head_length;
         size_t begin = model->layer[layer].window ? tile_of(first) * head_length : 0;
         size_t bytes = (end * head_length - begin) * sizeof(uint16_t);
-        for (int64_t head = 0; has_keys(model, layer) && head < model->layer[layer].kv_heads; head++) {
+        /* A layer with a state has room for keys that it never touches: a copy would make memory of it. */
+        bool copies = has_keys(model, layer) && !model->layer[layer].delta.mixed.tiles;
+        for (int64_t head = 0; copies && head < model->layer[layer].kv_heads; head++) {
             memcpy(keys_of(to, layer, head) + begin, keys_of(from, layer, head) + begin, bytes);
             memcpy(values_of(to, layer, head) + begin, values_of(from, layer, head) + begin, bytes);
         }

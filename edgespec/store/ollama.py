@@ -95,7 +95,7 @@ def kept_settings(model: FoundModel) -> KeptSettings:
     from edgespec.files.model_file import KeptSettings  # completion of names reads no header
 
     assert model.settings is not None
-    root = next(folder for folder in model.settings.parents if folder.name == "manifests").parent
+    root = model.path.parent.parent  # its weights are ROOT/blobs/sha256-...
     try:
         blobs = {layer.kind: _blob(root, layer) for layer in _layers(model.settings) if layer.kind != "model"}
         system = _text(blobs["system"]) if "system" in blobs else None

@@ -186,7 +186,7 @@ def _of_page(path: str) -> str:
     organisation, repo, *rest = [*path.partition("?")[0].partition("#")[0].rstrip("/").split("/"), ""]
     page, revision, file = rest[0] if rest else "", "", ""
     if page in _PAGES and len(rest) > 2:
-        revision, file = f"@{rest[1]}", "/".join(filter(None, rest[2:]))
+        revision, file = f"@{rest[1]}", "/".join(unquote(each) for each in rest[2:] if each)
     return f"hf:{organisation}/{repo}{revision}{f'/{file}' if file else ''}"
 
 

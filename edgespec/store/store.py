@@ -299,7 +299,7 @@ class Store:
         return _stored(manifest, folder)
 
     def remove(self, name: str, job: Job = QUIET) -> RemovedModel:
-        """Delete the model's file, manifest and partial downloads; a file in the hub's cache stays there.
+        """Delete the model's file, manifest and partial downloads; what is in the hub's cache stays there.
 
         On Windows a file that a program uses stays on disk and is deleted later, but the model counts as removed
         immediately. Raises ModelNotFoundError, StoreLockedError, CancelledError of the job, which may end a wait,

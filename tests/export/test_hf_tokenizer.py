@@ -262,20 +262,35 @@ def test_special_token_ids_are_read_from_the_text_config(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("stops", "eos", "eot"),
+    ("stops", "eos", "eot", "eom"),
     [
-        ([0], "<|endoftext|>", None),
-        ([0, 2], "<|endoftext|>", 2),
-        ([1, 2], "<|endoftext|>", 2),
-        ([0, 1], "<|endoftext|>", 1),
-        ([2, 0, 1], "<|im_end|>", None),  # the end of a turn is also eos
+        ([0], "<|endoftext|>", None, None),
+        ([0, 2], "<|endoftext|>", 2, None),
+        ([1, 2], "<|endoftext|>", 2, 1),
+        ([0, 1], "<|endoftext|>", 1, None),
+        ([2, 0, 1], "<|im_end|>", None, 1),  # the end of a turn is also eos, and readers know the end of a text
     ],
 )
-def test_the_turn_end_is_chosen_from_the_stop_tokens(
-    tmp_path: Path, stops: list[int], eos: str, eot: int | None
+def test_the_turn_end_and_one_more_are_chosen_from_the_stop_tokens(
+    tmp_path: Path, stops: list[int], eos: str, eot: int | None, eom: int | None
 ) -> None:
     write(tmp_path, "generation_config.json", {"eos_token_id": stops})
-    assert changed(tmp_path, eos_token=eos).special.ids.get("eot") == eot
+    found = changed(tmp_path, eos_token=eos).special.ids
+    assert (found.get("eot"), found.get("eom")) == (eot, eom)
+
+
+def test_blanks_behind_special_tokens_are_told_by_the_models_name(tmp_path: Path) -> None:
+    def strips(*numbers: int) -> Change:
+        def change(document: dict[str, Any]) -> None:
+            for number in numbers:
+                document["added_tokens"][number]["rstrip"] = True
+
+        return change
+
+    assert changed(tmp_path).named("my model") == "my model"
+    assert changed(tmp_path, strips(1, 2)).named("my model") == "Phi-3 my model", "as for Phi-3: not <|endoftext|>"
+    assert changed(tmp_path, strips(1, 2)).named("My-Phi3-model") == "My-Phi3-model"
+    assert changed(tmp_path, strips(1)).named("my model") == "my model", "a file cannot say it of some"
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,22 @@ def test_an_untested_sliding_window_limits_the_context_length(
     assert describe_folder(write_config(tmp_path, **{**GPT2, "model_type": "phi3", **more})).context_length == tokens
 
 
+@pytest.mark.parametrize(
+    ("rope", "more", "tokens"),
+    [
+        ({"type": "longrope"}, {"original_max_position_embeddings": 256}, 256),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 128}, {}, 128),
+        ({"type": "su", "original_max_position_embeddings": 4096}, {}, 1024),
+        ({"type": "linear", "original_max_position_embeddings": 128}, {}, 1024),
+    ],
+)
+def test_factors_for_long_texts_limit_the_context_length_to_short_ones(
+    tmp_path: Path, rope: dict[str, Any], more: dict[str, Any], tokens: int
+) -> None:
+    folder = write_config(tmp_path, **{**GPT2, "model_type": "phi3", "rope_scaling": rope, **more})
+    assert describe_folder(folder).context_length == tokens
+
+
 def test_the_text_config_of_a_multimodal_folder_is_described(tmp_path: Path) -> None:
     found = describe_folder(write_config(tmp_path, model_type="gemma3", text_config=GPT2))
     assert (found.model_type, found.embedding_length) == ("gemma3", 768)

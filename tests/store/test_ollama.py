@@ -132,6 +132,11 @@ def test_settings_are_read_and_those_that_are_not_obeyed_are_named(user: User, w
     assert settings.note == "not used of Ollama's settings for this model: messages, num_ctx, seed"
 
 
+def test_a_model_may_have_the_name_of_ollamas_folder(user: User, weights: bytes) -> None:
+    user.layers_to_ollama(f"{LIBRARY}/manifests/latest", weights, system=b"Be brief.")
+    assert kept(user, "manifests").system == "Be brief."
+
+
 def test_a_model_without_settings_has_nothing_to_tell(user: User, weights: bytes) -> None:
     user.layers_to_ollama(f"{LIBRARY}/smol/latest", weights)
     assert kept(user, "smol") == KeptSettings(program="Ollama")

@@ -187,6 +187,11 @@ def test_the_chosen_quantisation_is_described_in_words() -> None:
     assert only.listing.reference("x.gguf") == "hf:org/repo@v1/x.gguf"
 
 
+def test_a_quantisation_is_found_by_either_of_its_names() -> None:
+    for name in ("FP16", "F16"):
+        assert choose_quantisation(listing({"m-fp16.gguf": GB, "m-q8_0.gguf": GB}), GB, name).chosen.name == "F16"
+
+
 def test_a_quantisation_that_is_named_is_taken_whether_it_fits_or_not() -> None:
     names = {each.name for each in find_quantisations(ladder(), 64 * GB)}
     assert {"Q8_0", "Q4_K_M"} <= names

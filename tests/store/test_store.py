@@ -387,6 +387,8 @@ def test_a_quantisation_is_named_after_a_colon(text: str) -> None:
     assert parse_reference(reference.text) == reference
     assert spec_of_hub_reference(reference).sources == (HubFile("Qwen/Qwen3-4B-GGUF", None, "main", "Q4_K_M"),)
     assert parse_reference("Qwen/Qwen3-4B-GGUF:latest") == HubReference("Qwen/Qwen3-4B-GGUF")
+    page = "https://huggingface.co/org/repo/blob/main/My%20Model.gguf"
+    assert parse_reference(page) == HubReference("org/repo", filename="My Model.gguf")
     assert parse_reference("unsloth/Qwen3-4B-GGUF:UD-Q4_K_XL").text == "hf:unsloth/Qwen3-4B-GGUF:UD-Q4_K_XL"
 
 

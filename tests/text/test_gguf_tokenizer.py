@@ -18,7 +18,7 @@ from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import FillInTokens
-from edgespec.text.tokenizers.vocabulary import _ENDS, _FILL_IN_TEXTS, unsupported  # the names have no other use
+from edgespec.text.tokenizers.vocabulary import _FILL_IN_TEXTS, ENDS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, special_texts, token_texts
@@ -190,7 +190,7 @@ def test_stop_tokens_are_recognised_by_their_texts(
 
 
 PLAIN = [("<s>", CONTROL), ("<|eos|>", CONTROL)]
-WELL_KNOWN = sorted({text for text in [*_ENDS, *_FILL_IN_TEXTS] if not text.startswith("▁")})
+WELL_KNOWN = sorted({text for text in [*ENDS, *_FILL_IN_TEXTS] if not text.startswith("▁")})
 
 
 @pytest.mark.parametrize("kind", [NORMAL, USER_DEFINED])

@@ -250,9 +250,7 @@ class BackgroundCalibration:
         ratios[own] = 1.0
         if pair.profile.threads != "auto":
             settled = own
-        elif not busy and pair.most_threads == choose_threads(
-            pair.profile, pair.machine, None
-        ):  # nothing limits them
+        elif not busy and pair.most_threads == choose_threads(pair.profile, pair.machine, None):  # no limit is set
             settled = store.settle_threads(facts[own], (yield from self._fastest(ratios, own)))
         if settled != own and settled in facts and pair.adopt(threads=settled):
             own = settled

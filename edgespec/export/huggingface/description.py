@@ -107,6 +107,8 @@ def describe_folder(folder: Path) -> FolderModel:
     slides = text.raw("sliding_window") is not None and text.flag("use_sliding_window") is not False
     if slides and model_type not in _WINDOWS_TRACED:
         context_length = min(context_length, text.integer("sliding_window", 1, _MOST_POSITIONS))
+    if (original := _short_factors_until(text)) is not None:
+        context_length = min(context_length, original)
     vocabulary_size = text.integer("vocab_size", 1, _MOST_TOKENS)
     return FolderModel(
         model_type=model_type,
@@ -117,6 +119,15 @@ def describe_folder(folder: Path) -> FolderModel:
         head_count=_first(text, _HEADS, _MOST_HEADS),
         mask_token_id=mask_token_of(fields, vocabulary_size),
     )
+
+
+def _short_factors_until(text: Fields) -> int | None:
+    """The longest text of a model with factors for short and for long ones: tracing a short text keeps the former."""
+    name = "original_max_position_embeddings"
+    for rope in (text.member(member) for member in ("rope_parameters", "rope_scaling") if text.has_object(member)):
+        if rope is not None and (rope.text("rope_type") or rope.text("type")) in ("longrope", "su"):
+            return (text if rope.raw(name) is None else rope).integer(name, 1, _MOST_POSITIONS)
+    return None
 
 
 def _first(fields: Fields, names: tuple[str, ...], most: int) -> int:

@@ -108,7 +108,7 @@ def write_weightless(
     path: Path, architecture: str, provenance: Provenance, values: Mapping[str, Value], vocabulary: Vocabulary
 ) -> None:
     """Write a GGUF with the tokenizer and the architecture's keys ``values``, without weights."""
-    _write(path, architecture, (), {**_general(provenance), **values, **vocabulary.metadata()}, QUIET)
+    _write(path, architecture, (), {**_general(provenance, vocabulary), **values, **vocabulary.metadata()}, QUIET)
 
 
 def _bytes_of(paths: set[Path]) -> int:
@@ -122,14 +122,14 @@ def _metadata(
     share: Counter[str] = Counter()
     for tensor in planned:
         share[tensor.type_name] += tensor.byte_count
-    general = _general(provenance)
+    general = _general(provenance, vocabulary)
     general["general.file_type"] = _FILE_TYPES[share.most_common(1)[0][0]]
     sizes: dict[str, Value] = {f"{config.architecture.name}.vocab_size": len(vocabulary.tokens)}
     return general | dict(config.metadata) | sizes | vocabulary.metadata()
 
 
-def _general(provenance: Provenance) -> dict[str, Value]:
-    general: dict[str, Value] = {"general.type": "model", "general.name": provenance.name}
+def _general(provenance: Provenance, vocabulary: Vocabulary) -> dict[str, Value]:
+    general: dict[str, Value] = {"general.type": "model", "general.name": vocabulary.named(provenance.name)}
     if provenance.licence:
         general["general.license"] = provenance.licence
     return general

@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.errors import ModelFileError
 from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, read_fields, read_regular_file
+from edgespec.text.tokenizers.vocabulary import ENDS
 
 _MOST_BYTES = 16 << 20  # tokenizer_config.json lists all added tokens: gemma's has 1.2 MB
 _MOST_TEMPLATE_BYTES = 1 << 20  # the limit of one value in a GGUF header; real templates stay under 100 kB
@@ -29,7 +30,7 @@ _TURN_ENDS = frozenset({"<end_of_turn>", "<|eot_id|>", "<|im_end|>", "<|end|>", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
-    """``ids`` by the name in GGUF keys: bos, eos, eot, unknown, padding; unstated tokens are absent.
+    """``ids`` by the name in GGUF keys: bos, eos, eot, eom, unknown, padding; unstated tokens are absent.
 
     ``add_bos`` and ``add_eos``: whether raw text gets the bos and eos tokens. ``named_templates`` are further chat
     templates, such as ``tool_use``.
@@ -62,9 +63,14 @@ def read_special_tokens(folder: Path, tokenizer: Fields, table: Mapping[str, int
     if "eos" not in ids:
         reason = "neither it nor another file names the token that ends an answer (eos_token)"
         raise ModelFileError(folder / "tokenizer_config.json", reason, hint=DOWNLOAD_AGAIN)
-    turn_end = _turn_end(ids["eos"], _by_number(numbers, "eos_token_id", len(table)), table)
+    stops = _by_number(numbers, "eos_token_id", len(table))
+    turn_end = _turn_end(ids["eos"], stops, table)
     if turn_end is not None:
         ids["eot"] = turn_end
+    # A GGUF names one more, the end of a message; readers know the others by their texts.
+    known = {ids["eos"], turn_end, *(table[text] for text in ENDS & table.keys())}
+    if others := [token for token in stops if token not in known]:
+        ids["eom"] = others[0]
     first, last = _template_ends(tokenizer.raw("post_processor"))
     add_bos, add_eos = config.flag("add_bos_token"), config.flag("add_eos_token")
     return SpecialTokens(

@@ -19,6 +19,7 @@ from edgespec.export.huggingface.pretokenizers import SPACE, byte_level_name, se
 from edgespec.export.huggingface.special_tokens import SpecialTokens, read_special_tokens
 from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, is_text, read_fields
 from edgespec.files.gguf.records import CHAT_TEMPLATE
+from edgespec.text.tokenizers.vocabulary import PHI_3, PHI_3_KEEPS
 
 TOKENIZER = "tokenizer.json"
 _MOST_BYTES = 64 << 20  # the largest known tokenizer.json, gemma's, has 33 MB
@@ -40,7 +41,8 @@ class Vocabulary:
     """A tokenizer in GGUF form. ``tokens``, ``types`` and ``scores`` have one element per id.
 
     ``model`` is gpt2 (byte-level, with ``merges``) or llama (SentencePiece, with ``scores``); ``pre`` is llama.cpp's
-    name of the pre-tokenizer; ``types`` are numbers of llama.h's llama_token_type.
+    name of the pre-tokenizer; ``types`` are numbers of llama.h's llama_token_type. ``strips_right``: special tokens
+    take the blanks behind them, as Phi-3's do.
     """
 
     model: str
@@ -51,6 +53,11 @@ class Vocabulary:
     scores: tuple[float, ...] | None
     add_space_prefix: bool
     special: SpecialTokens
+    strips_right: bool = False
+
+    def named(self, name: str) -> str:
+        """The model's name in the file. Readers strip blanks behind special tokens in files of this name alone."""
+        return name if not self.strips_right or PHI_3.search(name) else f"Phi-3 {name}"
 
     def metadata(self) -> dict[str, Value]:
         """The GGUF keys of the tokenizer with their values."""
@@ -107,6 +114,9 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
     unknown = model.text("unk_token") if sentencepiece else None
     tokens, types = _table(path, pieces, added, rows, unknown=unknown, bytes_marked=sentencepiece)
     special = read_special_tokens(folder, whole, {text: token for token, text in enumerate(tokens)})
+    # A GGUF can say it of all tokens that Phi-3 has it for, and of no others.
+    stripping = {each.text for each in added if each.strips_right}
+    strips_right = bool(stripping) and stripping == {each.text for each in added} - PHI_3_KEEPS
     if sentencepiece:
         prefix = sentencepiece_prefix(normalizer, pre_tokenizer)
         if prefix is None:
@@ -128,6 +138,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
             scores=_scores(path, tokens, types, merges),
             add_space_prefix=prefix,
             special=special,
+            strips_right=strips_right,
         )
     pre = byte_level_name(normalizer, pre_tokenizer, ignore_merges=model.flag("ignore_merges") is True)
     if pre is None:
@@ -141,6 +152,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
         scores=None,
         add_space_prefix=False,
         special=special,
+        strips_right=strips_right,
     )
 
 
@@ -184,6 +196,7 @@ class _Added:
     text: str
     token: int
     special: bool
+    strips_right: bool
 
 
 def _added(whole: Fields) -> Iterator[_Added]:
@@ -195,7 +208,8 @@ def _added(whole: Fields) -> Iterator[_Added]:
             raise whole.wrong("added_tokens", "an array of objects")
         text, token = value.get("content"), value.get("id")
         _check_token(whole.path, text, token)
-        yield _Added(text, token, value.get("special") is True)  # type: ignore[arg-type]  # _check_token has checked both
+        flags = [value.get(name) is True for name in ("special", "rstrip")]
+        yield _Added(text, token, *flags)  # type: ignore[arg-type]  # _check_token has checked both
 
 
 def _table(

@@ -347,7 +347,9 @@ def load() -> NativeLibrary:
 
 @functools.cache
 def _load() -> NativeLibrary:
-    for name in LIBRARY_NAMES:
+    own = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
+    # A checkout that several systems share may hold a library of each: those of others only say what is wrong.
+    for name in sorted(LIBRARY_NAMES, key=lambda name: not name.endswith(own)):
         if (KERNELS / name).is_file():
             return load_from(KERNELS / name)
     hint = install_hint()

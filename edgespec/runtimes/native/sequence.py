@@ -41,7 +41,7 @@ class NativeSequence(RuntimeSequence):
         self._features: Features | None = None  # None: none are kept
         self._keeps_all = False  # else those of scored rows
         self._tree_features: list[Hidden] = []  # of the tree's nodes
-        self._begun_at = 0  # tokens before the last forward
+        self._begun_at = 0  # tokens before the prompt that is being read, or before the last forward
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
         self._open_another = open_another
@@ -68,7 +68,8 @@ class NativeSequence(RuntimeSequence):
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         self._parents.clear()
-        self._begun_at = self._length
+        if self._scored:  # else the forward before read a part of the same prompt
+            self._begun_at = self._length
         return self._worker.run(lambda: self._forward(tokens, rows))
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
@@ -89,8 +90,8 @@ class NativeSequence(RuntimeSequence):
 
     def _check_in(self, count: int, position: int, *, ends: bool) -> None:
         """Keep the state where a prompt begins and ends, and sometimes in between: longer forwards drop it."""
-        kept = self._checkpoints
-        if kept is None or count <= MAX_SCORED_ROWS or not position:
+        kept, read = self._checkpoints, position - self._begun_at
+        if kept is None or not position or (count <= MAX_SCORED_ROWS and not (ends and read > MAX_SCORED_ROWS)):
             return
         if kept.wants(position, turn=ends or position == self._begun_at) and self._native.can_continue(position):
             kept.keep(position, self._native.state(position))
@@ -207,6 +208,7 @@ class NativeSequence(RuntimeSequence):
         if not self._native.can_continue(length):
             length, again = self._worker.run(lambda: self._go_back(length))
         super()._cut(length)
+        self._begun_at = length
         if self._features is not None:
             self._features.cut(length)
         self._parents.clear()

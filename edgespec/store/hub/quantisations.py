@@ -97,9 +97,13 @@ def quantisation_name(filename: str) -> str | None:
     for piece in reversed(stem.split("/")):
         found = _QUANTISATION.findall(piece)
         if found:
-            name = str(found[-1]).upper()
-            return {"FP16": "F16", "FP32": "F32"}.get(name, name)
+            return _usual(str(found[-1]).upper())
     return None
+
+
+def _usual(name: str) -> str:
+    """A quantisation's usual name."""
+    return {"FP16": "F16", "FP32": "F32"}.get(name, name)
 
 
 def runs_natively(name: str | None, architecture: str | None) -> bool | None:
@@ -158,7 +162,7 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
         if any(name.endswith(".safetensors") for name in listing.names):
             hint += f", or convert it: edgespec export {listing.reference()} --to gguf -o DIR"
         raise DownloadError(f"{repo} holds no .gguf model", hint=hint)
-    fitting = [each for each in found if (each.fits is not False if named is None else each.name == named)]
+    fitting = [each for each in found if (each.fits is not False if named is None else each.name == _usual(named))]
     if not fitting and named is not None:
         raise DownloadError(f"{repo} has no quantisation {named}", hint=_nearest(named, found))
     if not fitting:

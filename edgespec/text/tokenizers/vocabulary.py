@@ -32,7 +32,7 @@ class Kind(IntEnum):
 
 
 # Tokens that end an answer in any vocabulary that has them as more than ordinary text.
-_ENDS = frozenset({
+ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
@@ -60,8 +60,8 @@ _SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 _DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2), GEMMA_4: (None, None)}
 
 # In Phi-3 every special token strips the blanks after it, except these. The file does not say so.
-_PHI_3 = re.compile("phi-?3", re.IGNORECASE)
-_PHI_3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+PHI_3 = re.compile("phi-?3", re.IGNORECASE)
+PHI_3_KEEPS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def unsupported(header: GgufHeader) -> str | None:
@@ -161,13 +161,13 @@ class Vocabulary:
         found = [token for token, kind in enumerate(self.kinds) if kind in kinds]
         found.sort(key=lambda token: -len(self.texts[token].encode()))
         name = self._header.metadata.get("general.name")
-        strips = isinstance(name, str) and _PHI_3.search(name) is not None
+        strips = isinstance(name, str) and PHI_3.search(name) is not None
         return tuple(
             Special(
                 token=token,
                 text=self.texts[token],
                 is_control=self.kinds[token] != Kind.USER_DEFINED,
-                strips_right=strips and self.texts[token] not in _PHI_3_KEEPS,
+                strips_right=strips and self.texts[token] not in PHI_3_KEEPS,
             )
             for token in found
         )
@@ -187,7 +187,7 @@ class Vocabulary:
             found = [self.ids[text] for text in texts if text in self.ids]
             return [token for token in found if not stated.is_text(token, self.texts[token])]
 
-        stops = set(marks(_ENDS))
+        stops = set(marks(ENDS))
         for name, texts in _FILL_IN.items():
             token = self._stated_fill_in(name)
             if token is None:
