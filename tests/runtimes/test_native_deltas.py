@@ -24,6 +24,7 @@ from edgespec.runtimes.native.layout import unsupported_reason
 from edgespec.runtimes.native.library import BAD_REQUEST, OK, load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.rewinds import Checkpoints, held_bytes
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
@@ -225,6 +226,46 @@ def test_a_rewind_reads_a_little_again_and_leaves_more_to_the_caller(paths: dict
         with patch.object(rewinds, "MOST_READ_AGAIN", 9):
             sequence.rewind(10)
         assert (sequence.length, kept.tokens) == (0, [])
+
+
+def test_a_prompt_in_slices_is_kept_where_it_begins_and_ends(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", architecture="qwen35", **KINDS["Q8_0"])
+
+    def read(sequence: NativeSequence, tokens: list[int]) -> None:
+        """As the engine reads a prompt: its last token alone."""
+        for start in range(0, len(tokens) - 1, 256):
+            sequence.forward(tokens[start : min(start + 256, len(tokens) - 1)], 0)
+        sequence.forward(tokens[-1:], 1)
+
+    tokens = some_tokens(path, 3000)
+    with load_native(path, NativeSettings()) as model, model.open(3000) as sequence:
+        assert sequence._checkpoints is not None
+        read(sequence, tokens[:700])
+        assert sorted(sequence._checkpoints.states) == [699], "not at each slice"
+        for token in tokens[700:900]:
+            sequence.forward([token], 1)
+        read(sequence, tokens[900:1700])
+        assert sorted(sequence._checkpoints.states) == [699, 900, 1699]
+        with sequence.fork() as other:
+            assert other._checkpoints is not None
+            read(other, tokens[1700:2400])
+            assert sorted(other._checkpoints.states) == [699, 900, 1699, 2399], "1700 is near to 1699"
+        sequence.rewind(900)
+        assert sequence.length == 900, "nothing is read again"
+        read(sequence, tokens[900:1700])
+        assert sorted(sequence._checkpoints.states) == [699, 900, 1699]
+
+
+def test_a_copy_leaves_the_room_of_keys_untouched_that_layers_with_a_state_have(paths: dict[str, Path]) -> None:
+    with load_native(paths["Q8_0"], NativeSettings()) as model, model.open(LENGTH) as sequence:
+        api, handle, length = load().api, sequence._native._open(), 16
+        sequence.forward(some_tokens(paths["Q8_0"], length), 0)
+        marked = np.ones(api.es_part_bytes(handle, 0, 0, length), np.uint8)
+        assert api.es_write_part(handle, 0, 0, length, marked.ctypes.data, len(marked)) == OK, "of the first layer"
+        with sequence.fork() as other:
+            found = marked.copy()
+            assert api.es_read_part(other._native._open(), 0, 0, length, found.ctypes.data, len(found)) == OK
+            assert not found.any()
 
 
 def test_a_tree_is_refused(paths: dict[str, Path]) -> None:

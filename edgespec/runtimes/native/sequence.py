@@ -42,6 +42,7 @@ class NativeSequence(RuntimeSequence):
         self._keeps_all = False  # else those of scored rows
         self._tree_features: list[Hidden] = []  # of the tree's nodes
         self._begun_at = 0  # tokens before the prompt that is being read, or before the last forward
+        self._reads_on = -1  # where the same prompt continues, if the last forward read a part of it
         self._scored = 0  # rows of the last forward
         self._keep_hidden = keep_hidden
         self._open_another = open_another
@@ -68,9 +69,11 @@ class NativeSequence(RuntimeSequence):
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         self._parents.clear()
-        if self._scored:  # else the forward before read a part of the same prompt
+        if self._length != self._reads_on:
             self._begun_at = self._length
-        return self._worker.run(lambda: self._forward(tokens, rows))
+        found = self._worker.run(lambda: self._forward(tokens, rows))
+        self._reads_on = -1 if rows else self._length
+        return found
 
     def _decode(self, ids: IdArray, position: int, rows: int) -> None:
         self._native.forget(position)
@@ -208,7 +211,6 @@ class NativeSequence(RuntimeSequence):
         if not self._native.can_continue(length):
             length, again = self._worker.run(lambda: self._go_back(length))
         super()._cut(length)
-        self._begun_at = length
         if self._features is not None:
             self._features.cut(length)
         self._parents.clear()
