@@ -7,7 +7,8 @@ sampled, short and long prompts, and the routes that count tokens. Then clients 
 Others read slowly, open the page and ask about the server, leave in the middle of an answer, send malformed JSON,
 prompts and bodies that are too long and half a request, connect and say nothing, or ask again before their hole is
 filled. After a sixth of the time and at the end all clients stop, and the server's memory, threads and descriptors
-are counted; memory is counted every minute too. Prints one JSON object.
+are counted; memory is counted every minute too. ``counted_mb`` is what the server says that its models and the
+conversations that it keeps take: they are as long as the requests of the moment. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import psutil
@@ -60,6 +62,7 @@ _MORE: tuple[tuple[str, dict[str, Any]], ...] = (
 # What a person's browser and programs ask about the server; the page comes to those that ask for HTML.
 PAGES = ("/", "/health", "/v1/models", "/props", "/metrics", "/openapi.json", "/api/version", "/api/tags", "/api/ps")
 
+T = TypeVar("T")
 # The status of a reply, and what it says; the whole body if the request was refused.
 Answer: TypeAlias = tuple[int, Said]
 
@@ -305,23 +308,25 @@ class Traffic:
             self.problems.append((what, problem))
 
 
-def resources(process: psutil.Process) -> dict[str, float]:
+def resources(process: psutil.Process, client: Client) -> dict[str, float]:
     """What the server holds now."""
+    counted = sum(each["size"] for each in json.loads(client.page("/api/ps"))["models"])
     return {
         "rss_mb": round(process.memory_info().rss / 1e6, 1),
+        "counted_mb": round(counted / 1e6, 1),
         "threads": process.num_threads(),
         "descriptors": process.num_fds(),
     }
 
 
 @contextmanager
-def sampled(process: psutil.Process, every_s: float = SAMPLE_S) -> Iterator[list[float]]:
-    """The server's memory in MB, counted again and again until the end of the block."""
-    found, stop = list[float](), threading.Event()
+def sampled(look: Callable[[], T], every_s: float = SAMPLE_S) -> Iterator[list[T]]:
+    """What ``look`` gives, again and again until the end of the block."""
+    found, stop = list[T](), threading.Event()
 
     def sample() -> None:
         while not stop.wait(every_s):
-            found.append(resources(process)["rss_mb"])
+            found.append(look())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -336,14 +341,14 @@ def measure(model: str, minutes: float, clients: int) -> dict[str, Any]:
     """The report."""
     with tempfile.TemporaryDirectory() as place, serving(Path(place), model, "--context", "2048") as (url, server):
         expected = ask_alone(url, stream=False)
-        traffic, process = Traffic(url, expected), psutil.Process(server.pid)
-        with sampled(process) as memory:
+        traffic, look = Traffic(url, expected), partial(resources, psutil.Process(server.pid), Client(url))
+        with sampled(look) as by_minute:
             traffic.run_for(60.0 * minutes / 6.0, clients, seed=1)
             time.sleep(QUIET_S)
-            early = resources(process)
+            early = look()
             traffic.run_for(60.0 * minutes * 5.0 / 6.0, clients, seed=2)
             time.sleep(QUIET_S)
-            late = resources(process)
+            late = look()
         again = ask_alone(url, stream=True)
     return {
         "model": model,
@@ -357,7 +362,7 @@ def measure(model: str, minutes: float, clients: int) -> dict[str, Any]:
         "same_afterwards": again == expected,
         "early": early,
         "late": late,
-        "rss_mb_by_minute": memory,
+        **{f"{name}_by_minute": [each[name] for each in by_minute] for name in ("rss_mb", "counted_mb")},
     }
 
 

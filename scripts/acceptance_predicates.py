@@ -204,16 +204,18 @@ def exported_drafters_propose(report: Report) -> bool:
 
 
 def server_keeps_nothing(report: Report) -> bool:
-    """At most 20 MB more at the end than early, and no more threads or descriptors."""
+    """At the end at most 20 MB more than early beside what conversations take, and no more threads or descriptors."""
     early, late = report["early"], report["late"]
     return bool(
-        late["rss_mb"] <= early["rss_mb"] + 20
+        late["rss_mb"] - late["counted_mb"] <= early["rss_mb"] - early["counted_mb"] + 20
         and late["threads"] <= early["threads"]
         and late["descriptors"] <= early["descriptors"]
     )
 
 
 def memory_stays_flat(report: Report) -> bool:
-    """In the last ten minutes of at least forty the memory is on average at most 20 MB above minutes 11 to 20."""
-    by_minute = report["rss_mb_by_minute"]
-    return len(by_minute) >= 40 and statistics.mean(by_minute[-10:]) <= statistics.mean(by_minute[10:20]) + 20
+    """In the last ten minutes of at least forty the memory beside what conversations take is on average at most 20 MB
+    above that of minutes 11 to 20."""
+    rss, counted = report["rss_mb_by_minute"], report["counted_mb_by_minute"]
+    rest = [own - known for own, known in zip(rss, counted, strict=True)]
+    return len(rest) >= 40 and statistics.mean(rest[-10:]) <= statistics.mean(rest[10:20]) + 20

@@ -188,9 +188,10 @@ def accepted(share: float) -> Report:
 
 EXPORT: Report = {"manifest": {"files": {"m": {"bytes": 100}}}, "perplexity": None}
 SMALL: Report = {"manifest": {"files": {"m": {"bytes": 115}}}, "perplexity": {"tokens": 512}}
-LATE = {"rss_mb": 420.0, "threads": 12, "descriptors": 10}
-EARLY = LATE | {"rss_mb": 400.0}
-HOUR = [300.0] * 10 + [400.0] * 50
+LATE = {"rss_mb": 480.0, "counted_mb": 160.0, "threads": 12, "descriptors": 10}
+EARLY = LATE | {"rss_mb": 400.0, "counted_mb": 100.0}
+COUNTED = [100.0] * 30 + [150.0] * 30
+HOUR = {"rss_mb_by_minute": [300.0] * 10 + [400.0] * 20 + [450.0] * 30, "counted_mb_by_minute": COUNTED}
 ORDER = {name: {"code": 3.6, "text": 1.0} for name in ("alone", "translations_first", "code_first")}
 
 
@@ -226,11 +227,11 @@ ORDER = {name: {"code": 3.6, "text": 1.0} for name in ("alone", "translations_fi
         (p.order_changes_little, ORDER, {"translations_first": {"code": 3.6, "text": 1.06}}),
         (p.exported_drafters_propose, {"ways": [{"way": "--depth 2", "model": 5}, {"way": "default"}]}, {"ways": []}),
         (p.exported_drafters_propose, {"ways": [{"way": "--depth 2", "model": 5}]}, {"ways": [{"way": "--depth 2"}]}),
-        (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"rss_mb": 420.1}}),
+        (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"rss_mb": 480.1}}),
         (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"threads": 13}}),
         (p.server_keeps_nothing, {"early": EARLY, "late": LATE}, {"late": LATE | {"descriptors": 11}}),
-        (p.memory_stays_flat, {"rss_mb_by_minute": HOUR}, {"rss_mb_by_minute": [*HOUR[:-10], *[421.0] * 10]}),
-        (p.memory_stays_flat, {"rss_mb_by_minute": HOUR}, {"rss_mb_by_minute": HOUR[:39]}),
+        (p.memory_stays_flat, HOUR, {"counted_mb_by_minute": [*COUNTED[:-10], *[129.0] * 10]}),
+        (p.memory_stays_flat, HOUR, {name: found[:39] for name, found in HOUR.items()}),
     ],
 )
 def test_a_predicate_of_one_report_finds_a_bad_value(predicate: Any, good: Report, bad: Report) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import psutil
 import pytest
@@ -77,14 +78,15 @@ def test_a_refusal_is_an_answer_with_its_status_and_its_words(filling: Running) 
     assert "at least one message" in said
 
 
-def test_memory_is_counted_until_the_end() -> None:
-    process = psutil.Process()
-    with sampled(process, every_s=0.01) as found:
+def test_memory_is_counted_until_the_end(filling: Running) -> None:
+    look = partial(resources, psutil.Process(), Client(filling.url))
+    with sampled(look, every_s=0.01) as found:
         while len(found) < 3:
             pass
     count = len(found)
-    assert min(found) > 0
-    assert resources(process)["threads"] >= 1
+    assert min(each["rss_mb"] for each in found) > 0
+    assert min(each["counted_mb"] for each in found) > 0
+    assert look()["threads"] >= 1
     assert len(found) == count
 
 
