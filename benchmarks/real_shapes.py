@@ -46,11 +46,13 @@ from edgespec.files.model_file import read_model_file
 from edgespec.interfaces.features import FeatureSequence, FollowingSequence
 from edgespec.interfaces.model import Model, Sequence as TokenSequence
 from edgespec.runtimes.llama.context import LlamaSettings
+from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.llama.model import load_model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, load_native
 from edgespec.runtimes.native.runtime import FREQUENT_HEAD_ROWS
 
 WIDTHS = (1, 2, 4, 8)
+REPACKED = "repacked"
 CONTEXT, PROMPT = 96, 512
 PASSES, PROMPTS = 7, 2
 
@@ -260,7 +262,7 @@ def llamas(path: Path, threads: int, passes: int, *, repack: bool) -> dict[str, 
 # What runs in a process: our kernels, and llama.cpp with each layout of its weights.
 PROCESSES: Mapping[str, Callable[[str, Path, int, int], dict[str, Any]]] = {
     NATIVE: ours,
-    "repacked": lambda _name, path, threads, passes: llamas(path, threads, passes, repack=True),
+    REPACKED: lambda _name, path, threads, passes: llamas(path, threads, passes, repack=True),
     "as in the file": lambda _name, path, threads, passes: llamas(path, threads, passes, repack=False),
 }
 
@@ -287,9 +289,11 @@ def measure_shape(name: str, given: argparse.Namespace) -> dict[str, Any]:
         write_shape(shape, path)
         if (assistant := assistant_path(name, path)) is not None:
             write_shape(SHAPES[assistant.stem], assistant)
+        # Such a build of llama.cpp gets weights as in the file only (runtimes/llama/facts.py).
+        kinds = [of for of in PROCESSES if of != REPACKED or not load().has_tiles]
         runs = []
         for _ in range(given.runs):
-            found = {of: in_its_process(of, name, path, given.threads, given.passes) for of in PROCESSES}
+            found = {of: in_its_process(of, name, path, given.threads, given.passes) for of in kinds}
             runs.append({of: each for of, each in found.items() if each is not None})
     return report_of(name, (shape.sizes.layers, SHAPES[name].sizes.layers), PROMPT, runs)
 

@@ -25,6 +25,7 @@ import edgespec.calibration.measurement_store as measurement_store
 import edgespec.engine.pair.calibration_run as learning_module
 import edgespec.hardware.bandwidth as bandwidth_module
 from edgespec.cli.chat.idle_calibration import IdleCalibration
+from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import ForwardError, MemoryLimitError
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
@@ -498,3 +499,15 @@ def test_after_ctrl_c_in_thread_start_stop_waits_for_the_measuring_thread() -> N
         with pytest.raises(KeyboardInterrupt):
             idle.start()
     assert idle.stop() == "measuring this machine failed: the device went away"
+
+
+def test_a_model_that_cannot_be_rewound_has_nothing_to_measure(
+    here: InProcess, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LoadedPair, "can_rewind", False)
+    monkeypatch.setattr(learning_module, "measure_target", None)
+    done = here("calibrate", tiny.target, "--draft", "none")
+    assert done.code == 0
+    assert "target: nothing to measure, it is always decoded plainly" in done.err
+    found = json.loads(here("calibrate", tiny.target, "--draft", "none", "--json").out)
+    assert (found["times"], found["stored"]) == ([{"model": "target", "outcome": "plain"}], False)
