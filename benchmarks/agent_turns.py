@@ -6,8 +6,8 @@ Requests of the shapes of Claude Code, Codex and opencode, their texts generated
 7 271 tokens. Each conversation has a tool turn: the model must call a tool that reads a file, gets a result, and
 answers. A server with the model's drafter answers them, then one without. Prints one JSON object: for each program
 the prompt's tokens, the call, what came after its result, whether both were right, and whether both servers said the
-same. The call is right if it has the file's name; what comes next if it has the word that the file holds, in a text or
-in another call: which of them a model chooses is no property of a server.
+same. The call is right if it has the file's name; what comes next if it has the word that the file holds, in a text
+or in another call: which of them a model chooses is no property of a server.
 """
 
 from __future__ import annotations
