@@ -7,7 +7,7 @@ Requests of the shapes of Claude Code, Codex and opencode, their texts generated
 answers. A server with the model's drafter answers them, then one without. Prints one JSON object: for each program
 the prompt's tokens, the call, what came after its result, whether both were right, and whether both servers said the
 same. The call is right if it has the file's name; what comes next if it has the word that the file holds, in a text
-or in another call: which of them a model chooses is no property of a server.
+or in another call: a small model may choose either.
 """
 
 from __future__ import annotations

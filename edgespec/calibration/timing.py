@@ -63,8 +63,8 @@ _PROMPT_TURNS = 3
 # Tokens of each answer on which drafter and target are compared, and the length of the chains counted in it.
 AGREEMENT_TOKENS = 24
 AGREEMENT_DEPTH = 4
-# Of a drafter with another vocabulary: at most so many of its tokens for each of the target's. A choice: texts of
-# most languages need fewer than two.
+# Most tokens of a drafter with another vocabulary for each of the target's. A choice: texts of most languages need
+# fewer than two.
 _MORE_TOKENS = 4
 
 # Seconds for which both sides run in parallel, in this many turns: a user who types a prompt waits for one turn.

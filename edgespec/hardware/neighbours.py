@@ -48,7 +48,7 @@ def _of(allowed: frozenset[int], every: Sequence[Any]) -> Sequence[Any]:
     """The times of the ``allowed`` processors. The system lists those that are online, without their numbers."""
     online = online_processors()
     numbers = online if len(online) == len(every) else range(len(every))
-    # In some containers the list is of fewer processors than there are, all of them ours, and numbered anew.
+    # In some containers the list has only our processors, under other numbers.
     return [each for number, each in zip(numbers, every, strict=True) if number in allowed] or every
 
 

@@ -128,8 +128,6 @@ class Access:
 
         ``hosts`` and ``origins`` are all values of these headers.
         """
-        if not hosts and not origins:
-            return None  # HTTP/1.0, as health checks send it: no browser does
         if len(hosts) != 1 or len(origins) > 1:
             raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
         host = hosts[0].lower()

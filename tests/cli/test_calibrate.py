@@ -294,7 +294,7 @@ def test_a_second_calibration_waits_and_says_so(
     held, told = threading.Event(), threading.Event()
 
     def locked_and_told(path: Path, doing: str, job: Job, *, timeout_s: float) -> AbstractContextManager[None]:
-        return locked(path, doing, Job(lambda event: (job.progress(event), told.set())), timeout_s=timeout_s)
+        return locked(path, doing, Job(lambda _event: told.set(), job.cancelled), timeout_s=timeout_s)
 
     def hold() -> None:
         with filelock.FileLock(home.create(home.locks) / "calibration.lock"):

@@ -279,7 +279,7 @@ def test_the_turn_end_and_one_more_are_chosen_from_the_stop_tokens(
     assert (found.get("eot"), found.get("eom")) == (eot, eom)
 
 
-def test_blanks_behind_special_tokens_are_told_by_the_models_name(tmp_path: Path) -> None:
+def test_the_models_name_says_that_special_tokens_take_blanks_behind_them(tmp_path: Path) -> None:
     def strips(*numbers: int) -> Change:
         def change(document: dict[str, Any]) -> None:
             for number in numbers:

@@ -75,7 +75,7 @@ def test_our_processors_are_counted_with_what_a_hypervisor_takes(
     monkeypatch.setattr(module.psutil, "cpu_times", lambda percpu: every if percpu else None)
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid: {0}, raising=False)
     assert used() == (4.0, 10.0)
-    # Processors 1 and 3 are switched off; a container that numbers its processors anew lists ours alone.
+    # Processors 1 and 3 are switched off; a container lists ours alone, under other numbers.
     for online, allowed, expected in (([0, 2], {2}, (7.0, 8.0)), ([0, 1], {12, 13}, (11.0, 18.0))):
         monkeypatch.setattr(module, "online_processors", lambda online=online: online)
         monkeypatch.setattr(module.os, "sched_getaffinity", lambda _pid, own=allowed: own, raising=False)

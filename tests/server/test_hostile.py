@@ -199,17 +199,6 @@ def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:
     assert response.rfind(b'"object":"list"') > response.rfind(b'"status":"ok"')
 
 
-def test_a_health_check_of_http_1_0_needs_no_host(server: Running) -> None:
-    for head, answered in (
-        (b"", b"200"),
-        (b"Host: a\r\nHost: b\r\n", b"400"),
-        (b"Origin: http://a.example\r\n", b"400"),
-    ):
-        with server.connect() as own:
-            own.sendall(b"GET /health HTTP/1.0\r\n" + head + b"\r\n")
-            assert read_all(own).split(b" ")[1] == answered
-
-
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),

@@ -122,6 +122,7 @@ def test_programs_of_this_machine_are_let_in(host: str) -> None:
 @pytest.mark.parametrize(
     ("hosts", "origins"),
     [
+        ([], []),
         (["evil.example:8471"], []),  # DNS rebinding
         (["evil.example:8471"], ["http://evil.example:8471"]),
         ([LOCAL], ["http://evil.example"]),

@@ -424,8 +424,7 @@ class LoadedPair:
     def follow_power(self) -> bool:
         """Plan again if the machine switched between battery and mains: each has its own measurements.
 
-        Whether there is a new plan, of which the next answer's reader is told. A source that cannot be read counts as
-        unchanged.
+        Whether there is a new plan; a notice of the next answer says so. An unreadable source counts as unchanged.
         """
         now = power_source()
         with self.lock:  # sessions answer in parallel

@@ -40,7 +40,8 @@ class LiteralArguments:
             yield 'literal_constant: "true" | "false" | "null"'
             member = r'/[^\s{}\[\]:,<>]+/ ":" literal_value'
         items, pairs = (f"({each} ({self._between} {each})*)?" for each in ("literal_value", f"({member})"))
-        yield r"literal_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+        # A longer exponent may make a number that no reader holds.
+        yield r"literal_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/"
         yield f'literal_list: "[" {items} "]"'
         yield f'literal_object: "{{" {pairs} "}}"'
         yield "literal_value: literal_text | literal_number | literal_constant | literal_list | literal_object"
