@@ -153,7 +153,7 @@ def test_log_probabilities_are_those_among_the_allowed_tokens() -> None:
             said.append(token)
 
 
-ANSWERS, LAW_TOKENS, SMALL = 4000, 3, 5
+ANSWERS, LAW_TOKENS, SMALL = 2500, 3, 5
 
 
 @pytest.mark.parametrize("rule", ["keyed", "rejection"])

@@ -38,7 +38,7 @@ class Dropping(scripted.Stochastic):
 
 
 SMALL = 3
-ANSWERS = 4000
+ANSWERS = 2500
 LAW_TOKENS = 4
 
 
