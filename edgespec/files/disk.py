@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,16 @@ SLACK_BYTES = 64 * 2**20
 _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
 
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+def is_there(path: Path | str) -> bool:
+    """Whether there is a file or a folder. A Path raises OSError for a name that is too long, this says False."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def is_folder(path: Path | str) -> bool:
+    """Whether there is a folder, in the manner of ``is_there``."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def readable_bytes(count: int) -> str:

@@ -12,6 +12,7 @@ import platformdirs
 
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_text
+from edgespec.files.disk import is_folder, is_there
 
 HOME_VARIABLE = "EDGESPEC_HOME"
 
@@ -190,7 +191,7 @@ def home(environ: Mapping[str, str] = os.environ) -> Home:
         raise EdgespecError(
             "this user has no home folder to keep models in", hint=f"set {HOME_VARIABLE} to an absolute path"
         )
-    if os.path.exists(root) and not os.path.isdir(root):  # noqa: PTH110, PTH112 (a Path may raise OSError)
+    if is_there(root) and not is_folder(root):
         raise EdgespecError(f"{root} is a file, not a folder", hint=f"set {HOME_VARIABLE} to a folder")
     opened = Home(root)
     opened.read_format()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelFileError
+from edgespec.files.disk import is_folder
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.files.gguf.records import GgufHeader
@@ -120,8 +120,8 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
 
     For a split model ``path`` is any part; ``others`` is passed to ``read_header``.
     """
-    is_folder = os.path.isdir(path)  # noqa: PTH112 (a Path raises OSError for a name that is too long)
-    if is_folder and is_trimmed_drafter(path):
+    in_folder = is_folder(path)
+    if in_folder and is_trimmed_drafter(path):
         artefact = read_artefact(path)
         return LocatedModel(
             name=path.resolve().name,
@@ -130,7 +130,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
             identity=artefact.identity,
             artefact=artefact,
         )
-    if is_folder and is_onnx_folder(path):
+    if in_folder and is_onnx_folder(path):
         onnx = read_onnx_folder(path)
         return LocatedModel(
             name=path.resolve().name,
@@ -139,7 +139,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
             identity=onnx.identity,
             onnx=onnx,
         )
-    header = read_header(_file_in(path) if is_folder else path, others)
+    header = read_header(_file_in(path) if in_folder else path, others)
     first, name = header.path, part_name(header.path.name)
     if header.architecture == _PROJECTOR:
         raise ModelFileError(

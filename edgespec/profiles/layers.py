@@ -6,7 +6,6 @@ layer is checked separately, so that an error names the source of the value.
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from typing import Annotated, Literal, TypeAlias, TypedDict, get_args
 
 from edgespec.errors import ProfileError
 from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
+from edgespec.files.disk import is_folder
 
 DESCRIPTION = "description"
 INHERITS = "inherits"
@@ -301,8 +301,7 @@ def _anchored(model: str, folder: Path) -> str:
     is_file = model.lower().endswith(".gguf")
     is_path = is_file or "/" in model or "\\" in model
     is_address = _ON_THE_HUB.fullmatch(model) and not is_file
-    # os.path, for a Path raises OSError for a name that is too long.
-    is_hub = is_address and not os.path.isdir(folder / model.partition("/")[0])  # noqa: PTH112
+    is_hub = is_address and not is_folder(folder / model.partition("/")[0])
     if has_scheme or is_hub or not is_path:
         return model
     path = Path(model)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
+from edgespec.files.disk import is_there
 from edgespec.files.gguf.header import read_header
 from edgespec.files.model_file import LocatedModel, read_model_file
 from edgespec.files.progress import QUIET, Job
@@ -130,7 +131,7 @@ def _name_in_ollama(text: str) -> str | None:
     """
     if text.startswith(OLLAMA_PREFIX):
         return text.removeprefix(OLLAMA_PREFIX)
-    if not _SHORT_NAME.fullmatch(text) or text in catalogue() or os.path.exists(text):  # noqa: PTH110
+    if not _SHORT_NAME.fullmatch(text) or text in catalogue() or is_there(text):
         return None
     try:
         find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.checked import Length, Range, Sha256
+from edgespec.files.disk import is_folder, is_there
 from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -163,7 +163,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
     plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
     if (name := text.removesuffix(":latest")) in known:
         return CatalogueName(name)
-    if plain and not os.path.exists(text):  # noqa: PTH110 (a Path raises OSError for a name that is too long)
+    if plain and not is_there(text):
         return CatalogueName(text)
     try:
         return LocalPath(Path(text).expanduser())
@@ -174,9 +174,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
 def _is_repository(text: str) -> bool:
     """Whether a text is ORG/REPO and nothing on this machine."""
     organisation, slash, repo = text.partition("/")
-    if not slash or repo.lower().endswith(".gguf"):
-        return False
-    if os.path.exists(text) or os.path.isdir(organisation):  # noqa: PTH110, PTH112
+    if not slash or repo.lower().endswith(".gguf") or is_there(text) or is_folder(organisation):
         return False
     return all(map(_HUB_NAME.fullmatch, (organisation, repo.partition(":")[0])))
 
