@@ -20,7 +20,7 @@ from edgespec.server.keep_alive import Stays
 from edgespec.server.pool import SessionPool
 from edgespec.server.room import Room
 from edgespec.server.security import EVERYBODY
-from edgespec.server.threads import Threads
+from edgespec.server.threads import Threads, take_error
 
 State = Literal["loading", "ready", "unloaded", "failed"]
 
@@ -183,7 +183,7 @@ class ModelKeeper:
             raise ClosedError("this server is shutting down")
         if self._loading is None:
             self._loading = asyncio.create_task(self._load_now())
-            self._loading.add_done_callback(_seen)
+            self._loading.add_done_callback(take_error)
         return self._loading
 
     async def _load_now(self) -> LoadedEngine:
@@ -281,7 +281,7 @@ class ModelKeeper:
         if self._loaded is loaded:
             self._loaded = None
             self._freeing = asyncio.ensure_future(self.threads.run(lambda: _free(loaded)))
-            self._freeing.add_done_callback(_seen)
+            self._freeing.add_done_callback(take_error)
 
     async def close(self) -> None:
         """Free the model. A loading in progress is left to its thread, which frees what it loads."""
@@ -304,9 +304,3 @@ def _now() -> float:
 def _free(loaded: LoadedEngine) -> None:
     loaded.pool.close()
     loaded.engine.close()
-
-
-def _seen(task: asyncio.Future[LoadedEngine] | asyncio.Future[None]) -> None:
-    """Take the exception of a task that is not awaited."""
-    if not task.cancelled():
-        task.exception()

@@ -48,7 +48,7 @@ class Threads:
         future: Future[T] = Future()
         self.hand_over(work, future)
         try:
-            return await asyncio.shield(asyncio.wrap_future(future))
+            return await _result_of(future)
         except asyncio.CancelledError:
             if late is not None:
                 future.add_done_callback(partial(_come_late, late))
@@ -76,7 +76,20 @@ class Steps:
 
     async def run(self, work: Callable[[], T]) -> T:
         """The result of ``work``. A cancelled caller does not wait for it, but further steps do."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
+        return await _result_of(self.submit(work))
+
+
+async def _result_of(future: Future[T]) -> T:
+    """The result; a caller that is cancelled leaves it to the thread, and nobody hears of an error after that."""
+    awaited = asyncio.wrap_future(future)
+    awaited.add_done_callback(take_error)
+    return await asyncio.shield(awaited)
+
+
+def take_error(future: asyncio.Future[Any]) -> None:
+    """Take the error of what nobody awaits any more, so that asyncio does not write it as a traceback."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _come_late(late: Callable[[T], object], future: Future[T]) -> None:

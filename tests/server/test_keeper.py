@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 from types import SimpleNamespace
@@ -230,6 +231,29 @@ async def test_a_cancelled_caller_does_not_wait_for_the_thread_and_further_steps
     with pytest.raises(ZeroDivisionError):
         await steps.run(lambda: 1 / 0)
     assert await steps.run(lambda: 3) == 3, "a step that failed does not hold up the next one"
+    threads.close()
+
+
+@pytest.mark.anyio
+async def test_an_error_behind_a_cancelled_caller_is_no_traceback_of_asyncios() -> None:
+    threads, release, told = Threads(), threading.Event(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def work() -> None:
+        release.wait(60)
+        raise ClosedError("loading was cancelled")
+
+    steps = Steps(threads)
+    tasks = [asyncio.create_task(run(work)) for run in (threads.run, steps.run)]
+    await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    release.set()
+    await steps.run(lambda: None)
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert told == []
     threads.close()
 
 
