@@ -1,6 +1,6 @@
 """Holes in this project's own sources, filled as editors ask for it: the same text with drafts, and how fast.
 
-    python -m benchmarks.fill_in [--limit N] [--holes N]
+    python -m benchmarks.fill_in [--limit N] [--holes N] [--piece N]
 
 Cuts holes of the rest of a line, and of a few lines, at places that a seed chooses. Each is asked for beside two
 other files: with drafts and nothing in the cache, without drafts, and with one more character typed. Prints a line
@@ -29,7 +29,7 @@ HOLES, SEED = 100, 41
 # Files with fewer lines have no place in the middle.
 _LEAST_LINES = 60
 # Characters of each of the two other files, as editors send pieces of files.
-_PIECE = 4000
+PIECE = 4000
 # Lines of the longer holes.
 _MOST_LINES = 3
 _MOST_TOKENS = 64
@@ -54,8 +54,8 @@ class Cut:
         return Cut(self.before + self.inside[0], self.inside[1:], self.after, self.files)
 
 
-def cuts(texts: Mapping[str, str], count: int, seed: int = SEED) -> list[Cut]:
-    """Holes in files by name, the rest of a line and some lines in turn."""
+def cuts(texts: Mapping[str, str], count: int, seed: int = SEED, piece: int = PIECE) -> list[Cut]:
+    """Holes in files by name, the rest of a line and some lines in turn, with ``piece`` characters of two others."""
     chance, names = random.Random(seed), sorted(texts)
     long = [name for name in names if texts[name].count("\n") >= _LEAST_LINES]
     found = list[Cut]()
@@ -71,7 +71,7 @@ def cuts(texts: Mapping[str, str], count: int, seed: int = SEED) -> list[Cut]:
         column = chance.randrange(indent, len(text) - 4)
         inside = text[column:] + "".join(["\n", *lines[first + 1 : last + 1]] if last > first else []).rstrip("\n")
         before, whole = "".join(lines[:first]) + text[:column], "".join(lines)
-        pieces = tuple((other, texts[other][:_PIECE]) for other in others)
+        pieces = tuple((other, texts[other][:piece]) for other in others)
         found.append(Cut(before, inside, whole[len(before) + len(inside) :], pieces))
     return found
 
@@ -134,12 +134,12 @@ def figures(filled: Sequence[Filled]) -> dict[str, Any]:
     }
 
 
-def measure(count: int, limit: int | None) -> dict[str, Any]:
+def measure(count: int, limit: int | None, piece: int) -> dict[str, Any]:
     """Fill the first ``limit`` of ``count`` holes."""
     filled = list[Filled]()
     with Engine.load() as engine, engine.session() as session:
         engine.load_drafter()
-        for cut in cuts(own_sources(), count)[:limit]:
+        for cut in cuts(own_sources(), count, piece=piece)[:limit]:
             session.clear(keep_cache=False)
             first, plain = ask(session, cut, None), ask(session, cut, 0)
             filled.append(Filled(cut, first, plain, ask(session, cut.typed, None)))
@@ -160,8 +160,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--holes", type=int, default=HOLES, metavar="N", help="holes that are cut")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N of them; all if not given")
+    parser.add_argument("--piece", type=int, default=PIECE, metavar="N", help="characters of each of the other files")
     given = parser.parse_args()
-    print(json.dumps(measure(given.holes, given.limit)))
+    print(json.dumps(measure(given.holes, given.limit, given.piece)))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from edgespec.calibration.self_check import self_check
 from edgespec.calibration.width_probe import STEP_TOKENS, WidthProber, probe_tokens
 from edgespec.errors import NoneAllowedError
 from edgespec.files.checked import Range
+from edgespec.interfaces.features import FeatureSequence, FollowingSequence
 from edgespec.interfaces.model import (
     FrequentHeadSequence,
     MixtureSequence,
@@ -245,7 +246,10 @@ def _fill(sequence: SavableSequence, length: int) -> None:
     """Fill the cache with zeros: a forward takes as long after any text."""
     count, size = sequence.part_sizes(length)
     sequence.rewind(0)
-    sequence.restore(itertools.repeat(bytes(size), count), length)
+    if count:
+        sequence.restore(itertools.repeat(bytes(size), count), length)
+    else:  # a model that reads its target's cache computes nothing for tokens without scores
+        sequence.forward([0] * length, 0)
 
 
 def measure_drafter(
@@ -468,7 +472,8 @@ def measure_agreement(
 
     The target writes ``tokens`` after each prompt. The drafter then reads prompt and answer in one forward, and is
     right at a position exactly if a chain that reached it would have been. A one-pass drafter guesses from each
-    position of the answer on instead, since its later guesses do not see the earlier ones.
+    position of the answer on instead, since its later guesses do not see the earlier ones; and so does a drafter that
+    follows the target's hidden rows, as the target writes.
     """
     acceptance = Acceptance()
     for prompt in prompts:
@@ -476,6 +481,10 @@ def measure_agreement(
         # With another vocabulary the drafter's context counts its own tokens, of which a text has more.
         room = max(length, min(_MORE_TOKENS * length, drafter.facts.trained_context_length))
         with closing(target.open(length)) as writing, closing(drafter.open(room)) as reading:
+            if isinstance(writing, FeatureSequence) and isinstance(reading, FollowingSequence):
+                scored = drafter.facts.borrows
+                yield from _learn_following(acceptance, writing, reading, prompt, tokens, scored=scored)
+                continue
             answer = [writing.forward(prompt, 1).argmax_row(0)]
             while len(answer) < tokens:
                 answer.append(writing.forward(answer[-1:], 1).argmax_row(0))
@@ -512,6 +521,37 @@ def _learn_at_once(
         acceptance.learn(sure[:known], hits[:known])
         reading.rewind(reading.length - (AGREEMENT_DEPTH - 1))
         yield position / len(text)
+
+
+def _learn_following(
+    acceptance: Acceptance,
+    writing: FeatureSequence,
+    reading: FollowingSequence,
+    prompt: list[int],
+    tokens: int,
+    *,
+    scored: bool,
+) -> Generator[float, None, None]:
+    """Let the target write, and the drafter that follows it guess ahead from each token of the answer."""
+    features, text, guessed = writing.keep_features(scored=scored), list(prompt), list[list[tuple[int, float]]]()
+    reading.follow(features, writing)
+    text.append(writing.forward(prompt, 1).argmax_row(0))
+    begins = features.begins
+    reading.begin(begins)
+    while len(text) < len(prompt) + tokens:
+        guesses, unread = list[tuple[int, float]](), text[begins + reading.length :]
+        for _ in range(AGREEMENT_DEPTH):
+            rows = reading.forward(unread, 1)
+            guesses.append((rows.argmax_row(0), _confidence(rows.logits(0))))
+            unread = [guesses[-1][0]]
+        guessed.append(guesses)
+        reading.rewind(len(text) - begins)
+        text.append(writing.forward(text[-1:], 1).argmax_row(0))
+        yield (len(text) - len(prompt)) / tokens
+    for place, guesses in enumerate(guessed, len(prompt) + 1):
+        hits = [guess == token for (guess, _), token in zip(guesses, text[place:], strict=False)]
+        known = hits.index(False) + 1 if False in hits else len(hits)
+        acceptance.learn([sure for _, sure in guesses[:known]], hits[:known])
 
 
 def _is_best(rows: Rows, index: int, token: int) -> bool:

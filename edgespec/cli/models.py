@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -173,7 +172,7 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
 
     store = _store()
     known, here = catalogue(), {stored.name: stored for stored in store.list()}
-    found = find_models(ModelFolders.of(os.environ, Path.home()))
+    found = find_models(ModelFolders.here())
     own = {stored.path.resolve() for stored in here.values()}
     drafters = FileNotes(store.home).drafters()
     others = [_Other.of(model, drafters) for model in found.models if model.path.resolve() not in own]

@@ -5,7 +5,6 @@ Completing loads no model and uses no network. An error yields no suggestions.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +30,7 @@ def models_to_name() -> tuple[Suggestion, ...]:
     try:
         stored = {model.name for model in Store(home()).list() if model.kind == "model"}
         specs = {name: spec for name, spec in catalogue().items() if spec.kind == "model"}
-        others = [(each.name, each.program) for each in find_models(ModelFolders.of(os.environ, Path.home())).models]
+        others = [(each.name, each.program) for each in find_models(ModelFolders.here()).models]
     except (EdgespecError, OSError):
         return ()
     own = [(name, specs[name].description if name in specs else "on disk") for name in sorted(stored)]
@@ -140,11 +139,13 @@ def for_file(incomplete: str) -> Iterator[Suggestion]:
 
 def _paths(incomplete: str, suffix: str | None) -> Iterator[Suggestion]:
     """Folders, and files of that kind (None: all), as they are spelled."""
+    from edgespec.files.disk import expanded
+
     folder, _, name = incomplete.rpartition("/")
     begun = f"{folder}/" if "/" in incomplete else ""
     try:
-        entries = sorted(Path(begun or ".").expanduser().iterdir())
-    except (OSError, RuntimeError):
+        entries = sorted(expanded(begun or ".").iterdir())
+    except OSError:
         return
     for entry in entries:
         if entry.name.startswith(name) and (entry.is_dir() or suffix in (None, entry.suffix)):

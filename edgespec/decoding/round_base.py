@@ -21,6 +21,7 @@ from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import EdgespecError, PromptTooLongError
+from edgespec.files.export_folder import ascending
 from edgespec.interfaces.counted_text import MOST_NODES, CountedText
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.drawing import UintArray
@@ -308,7 +309,7 @@ def _well_formed(distribution: Distribution, token: int, vocabulary_size: int) -
     ids, probs = distribution.ids, distribution.probs
     if ids.dtype.kind != "i" or ids.ndim != 1 or ids.shape != probs.shape or not len(ids):
         return False
-    if ids[0] < 0 or ids[-1] >= vocabulary_size or not (np.diff(ids) > 0).all():
+    if ids[0] < 0 or ids[-1] >= vocabulary_size or not ascending(ids):
         return False
     # Written so that a NaN fails each comparison. Probabilities above one are refused: acceptance would always reject
     # the token while the residual removes its mass, so the token would never be emitted.

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypedDict, cast, get_args
 import numpy as np
 
 from edgespec.decoding.constraint import Bound, Cursor
-from edgespec.errors import InvalidRequestError, NoneAllowedError
+from edgespec.errors import ConstraintError, InvalidRequestError
 from edgespec.files.checked import Range, ranges_of
 from edgespec.interfaces.counted_text import CountedText
 from edgespec.interfaces.drafting import ChainGate, Draft
@@ -346,14 +346,23 @@ class Chooser:
         return self.bound is not None
 
     def allows(self, context: abc.Sequence[int], tokens: abc.Sequence[int]) -> int:
-        """How many of the ``tokens`` may follow ``context``, in their order; for drafters."""
-        cursor = None if self.bound is None else self.bound.drafts(context)
-        return len(tokens) if cursor is None else cursor.allows(tokens)
+        """How many of the ``tokens`` may follow ``context``, in their order; for drafters.
+
+        None behind guesses that the form does not allow: a pipelined round reuses tokens in places of other ones.
+        """
+        try:
+            cursor = None if self.bound is None else self.bound.drafts(context)
+            return len(tokens) if cursor is None else cursor.allows(tokens)
+        except ConstraintError:
+            return 0
 
     def forced(self, context: abc.Sequence[int]) -> abc.Sequence[int]:
         """The tokens of the only text that may follow ``context``, as far as there is one; for drafters."""
-        cursor = None if self.bound is None else self.bound.drafts(context)
-        return () if cursor is None else cursor.forced
+        try:
+            cursor = None if self.bound is None else self.bound.drafts(context)
+            return () if cursor is None else cursor.forced
+        except ConstraintError:
+            return ()
 
     def draft(
         self,
@@ -365,12 +374,12 @@ class Chooser:
         alternatives: int = 0,
         committed: int = 0,
     ) -> Draft | None:
-        cursor = None if self.bound is None else self.bound.drafts(context)
         try:
+            cursor = None if self.bound is None else self.bound.drafts(context)
             if self.uses_rejection:
                 return self._draft_of_its_own(rows, index, context, gate, committed, cursor)
             return self._draft_of_targets_noise(rows, index, context, gate, alternatives, cursor)
-        except NoneAllowedError:  # a short head scores none of the allowed tokens
+        except ConstraintError:  # a short head scores none of the allowed tokens, or the guesses before are none
             return None
 
     def _draft_of_targets_noise(

@@ -153,7 +153,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` by ``value`` as indented JSON. Raises ValueError on NaN or infinity."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a file's name that is not UTF-8: escapes are read back as the same name
+        text = json.dumps(value, indent=2, allow_nan=False)
+    write_text(path, text + "\n")
 
 
 def sha256_file(path: Path, job: Job = QUIET, *, stage: str = "verifying", source: str | None = None) -> str:

@@ -20,6 +20,11 @@ _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF
 _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
+def expanded(path: Path | str) -> Path:
+    """The path with its ``~`` or ``~name`` replaced; as it is where nobody has such a home folder."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
 def is_there(path: Path | str) -> bool:
     """Whether there is a file or a folder. A Path raises OSError for a name that is too long, this says False."""
     return os.path.exists(path)  # noqa: PTH110
@@ -28,6 +33,11 @@ def is_there(path: Path | str) -> bool:
 def is_folder(path: Path | str) -> bool:
     """Whether there is a folder, in the manner of ``is_there``."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def is_file(path: Path | str) -> bool:
+    """Whether there is a file. A Path raises OSError also for one in a folder that may not be read."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def readable_bytes(count: int) -> str:

@@ -163,11 +163,16 @@ def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, ob
             raise bad_file(folder / MANIFEST_NAME, f"{name} is {shown(said)} but the files say {value!r}")
 
 
+def ascending(ids: NDArray[np.integer]) -> bool:
+    """Whether each id is larger than the one before it. Differences of ids, as np.diff makes them, may overflow."""
+    return bool((ids[1:] > ids[:-1]).all())
+
+
 def checked_ids(path: Path, ids: NDArray[np.signedinteger], vocabulary_size: int) -> NDArray[np.int32]:
     """``ids`` as a read-only int32 array, checked to be ascending and inside the vocabulary."""
     import numpy as np
 
-    if not (np.diff(ids) > 0).all():
+    if not ascending(ids):
         raise bad_file(path, "its ids are not in ascending order")
     if int(ids[0]) < 0 or int(ids[-1]) >= vocabulary_size:
         raise bad_file(path, f"its ids lie outside 0..{vocabulary_size - 1}")

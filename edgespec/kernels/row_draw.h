@@ -504,10 +504,10 @@ static int32_t draw_any(const float *scores, size_t count, const struct es_draw_
 
 /* ----------------------------------------------------------------------------------------------------- masks */
 
-/* The mask's bits for tokens 32 word .. 32 word + 31; tokens behind the mask are not allowed. */
+/* The mask's bits for tokens 32 word .. 32 word + 31; tokens outside the mask are not allowed. */
 static inline uint32_t mask_word(const struct es_draw_request *request, int64_t word)
 {
-    return word < request->mask_words ? request->mask[word] : 0u;
+    return word >= 0 && word < request->mask_words ? request->mask[word] : 0u;
 }
 
 static inline uint32_t is_allowed(const struct es_draw_request *request, int64_t id)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeAlias, TypedDict, get_args
 
 from edgespec.errors import ProfileError
 from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
-from edgespec.files.disk import is_folder
+from edgespec.files.disk import expanded, is_folder
 
 DESCRIPTION = "description"
 INHERITS = "inherits"
@@ -304,10 +304,5 @@ def _anchored(model: str, folder: Path) -> str:
     is_hub = is_address and not is_folder(folder / model.partition("/")[0])
     if has_scheme or is_hub or not is_path:
         return model
-    path = Path(model)
-    if model.startswith("~"):
-        try:
-            path = path.expanduser()
-        except RuntimeError:  # no home directory: opening the file will report that it does not exist
-            return model
+    path = expanded(model)
     return str(path if path.is_absolute() else (folder / path).absolute())

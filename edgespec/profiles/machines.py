@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from edgespec.errors import ProfileError
+from edgespec.files.disk import expanded, is_file
 from edgespec.profiles.layers import read_toml
 
 
@@ -24,12 +25,8 @@ def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, o
     A path has a slash or ends in ``.toml``. Raises ProfileError if there is no such machine or the file is not TOML.
     """
     if "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(".toml"):
-        try:
-            path = cwd / Path(name_or_path).expanduser()
-            is_file = path.is_file()
-        except (RuntimeError, OSError, ValueError):  # no home directory, no permission, a null byte
-            is_file = False
-        if not is_file:
+        path = cwd / expanded(name_or_path)
+        if not is_file(path):
             raise ProfileError(f"there is no machine file {name_or_path}", hint=_known())
         return str(path), path.stem, read_toml(path, str(path))
     if name_or_path not in machine_names():

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from edgespec.errors import ProfileError
+from edgespec.files.disk import expanded, is_file
 from edgespec.profiles.layers import (
     DESCRIPTION,
     Layer,
@@ -178,13 +179,8 @@ def _parent(name: str, layer: Layer, is_builtin: bool) -> tuple[str, bool] | Non
 
 def _find(name: str, may_be_users: bool, cwd: Path, user_dir: Path) -> tuple[Layer, bool]:
     if _is_path(name):
-        path = Path(name)
-        try:
-            path = path.expanduser()
-        except RuntimeError as error:
-            raise ProfileError(f"profile {name}: there is no home directory to look in") from error
-        path = path if path.is_absolute() else cwd / path
-        if not path.is_file():
+        path = cwd / expanded(name)
+        if not is_file(path):
             raise ProfileError(f"there is no profile file {path}", hint="Names without a slash are known profiles.")
         return from_table(read_toml(path, str(path)), str(path), folder=path.parent), False
     if may_be_users and name in _user_names(user_dir):
@@ -250,10 +246,7 @@ def _project_layer(cwd: Path) -> Layer | None:
 
 def _table_file_layer(path: Path) -> Layer | None:
     """Read the ``[profile]`` table of a file; None if the file does not exist."""
-    try:
-        if not path.is_file():
-            return None
-    except OSError:  # a parent folder without permission is ignored
+    if not is_file(path):  # or in a folder that this user may not read
         return None
     content = read_toml(path, str(path))
     for key in content:

@@ -6,10 +6,12 @@ The files are used where they are: nothing is copied or written next to them. Fi
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.files.disk import expanded
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.store.ollama import ollama_models
 from edgespec.store.scan import FoundModel, Ignored, entries, files_below, found_model, small_file
@@ -27,6 +29,11 @@ class ModelFolders:
     lm_studio: tuple[Path, ...]
 
     @classmethod
+    def here(cls) -> ModelFolders:
+        """Those of the current user, who may have no home folder."""
+        return cls.of(os.environ, expanded("~"))
+
+    @classmethod
     def of(cls, environ: Mapping[str, str], user: Path) -> ModelFolders:
         """The programs' own folders: from environment variables, else the defaults of ``user`` or of a service."""
         cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
@@ -34,8 +41,8 @@ class ModelFolders:
         named = environ.get("OLLAMA_MODELS", "").strip().strip("\"'")  # as Ollama reads it
         usual = (user / ".ollama" / "models", *_OLLAMA_SERVICES)
         return cls(
-            hub_cache=Path(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub).expanduser(),
-            ollama=(Path(named).expanduser(),) if named else usual,
+            hub_cache=expanded(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub),
+            ollama=(expanded(named),) if named else usual,
             lm_studio=tuple(_lm_studio_folders(user)),
         )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.disk import is_there
@@ -48,7 +46,7 @@ class Locator:
         """
         name = _name_in_ollama(text)
         if name is not None:
-            found = find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, name)
+            found = find_ollama(ModelFolders.here().ollama, name)
             located = read_model_file(found.path, found.others)
             return replace(located, name=name, kept=kept_settings(found), projector=found.vision)
         reference = parse_reference(text, catalogue().keys())
@@ -134,7 +132,7 @@ def _name_in_ollama(text: str) -> str | None:
     if not _SHORT_NAME.fullmatch(text) or text in catalogue() or is_there(text):
         return None
     try:
-        find_ollama(ModelFolders.of(os.environ, Path.home()).ollama, text)
+        find_ollama(ModelFolders.here().ollama, text)
     except ModelNotFoundError:
         return None
     return text
@@ -142,6 +140,6 @@ def _name_in_ollama(text: str) -> str | None:
 
 def _spec(reference: CatalogueName | HubReference) -> ModelSpec:
     if isinstance(reference, CatalogueName):
-        own = [model.name for model in ollama_models(ModelFolders.of(os.environ, Path.home()).ollama, {})]
+        own = [model.name for model in ollama_models(ModelFolders.here().ollama, {})]
         return lookup(reference.name, others=models_by_name(), here=own)
     return spec_of_hub_reference(reference)

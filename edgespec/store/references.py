@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
 from edgespec.files.checked import Length, Range, Sha256
-from edgespec.files.disk import is_folder, is_there
+from edgespec.files.disk import expanded, is_folder, is_there
 from edgespec.files.gguf.names import part_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -165,10 +165,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         return CatalogueName(name)
     if plain and not is_there(text):
         return CatalogueName(text)
-    try:
-        return LocalPath(Path(text).expanduser())
-    except RuntimeError:  # "~name" of a user who does not exist counts as a file name
-        return LocalPath(Path(text))
+    return LocalPath(expanded(text))
 
 
 def _is_repository(text: str) -> bool:
@@ -199,9 +196,9 @@ def _parse_hub(text: str) -> HubReference:
     for part in (organisation, repo):
         if not _HUB_NAME.fullmatch(part) or "--" in part or ".." in part:
             raise InvalidRequestError(f"{text!r} does not name a hub repository", hint=f"write it as {_HUB_FORM}")
-    if at and not _is_safe(revision):
+    if at and not is_safe(revision):
         raise InvalidRequestError(f"{text!r} has a malformed revision", hint=f"write it as {_HUB_FORM}")
-    if rest.count("/") and not _is_safe(filename):
+    if rest.count("/") and not is_safe(filename):
         raise InvalidRequestError(f"{text!r} has a malformed file name", hint=f"write it as {_HUB_FORM}")
     split = part_name(filename)
     if split is not None:  # the parts are one model with one name
@@ -210,7 +207,7 @@ def _parse_hub(text: str) -> HubReference:
     return HubReference(f"{organisation}/{repo}", revision or "main", filename or None, named or None)
 
 
-def _is_safe(path: str) -> bool:
+def is_safe(path: str) -> bool:
     """Whether a relative path with forward slashes stays inside its folder, on every platform."""
     if not path or "\\" in path or ":" in path or not path.isprintable():
         return False

@@ -20,6 +20,7 @@ from edgespec.errors import (
     ModelNotFoundError,
 )
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
+from edgespec.files.disk import is_file
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job
@@ -272,7 +273,7 @@ class Store:
         )
         arrival = _Arrival(files=((path, source.sha256),), revision=None, how_made=how)
         # A process killed between rename and manifest leaves a whole file: use that file instead of fetching again.
-        if path.is_file() and path.stat().st_size == source.bytes:
+        if is_file(path) and path.stat().st_size == source.bytes:
             with contextlib.suppress(OSError):
                 if sha256_file(path, Job(cancelled=job.cancelled)) == source.sha256:
                     return arrival
@@ -353,7 +354,7 @@ def _stored(manifest: Manifest, folder: Path) -> StoredModel:
 
 def _missing(manifest: Manifest, folder: Path) -> Path | None:
     """The first of the model's files that is missing."""
-    return next((path for path in manifest.paths_in(folder) if not path.is_file()), None)
+    return next((path for path in manifest.paths_in(folder) if not is_file(path)), None)
 
 
 def _record_of(path: Path, sha256: str, folder: Path) -> FileRecord:

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, cast
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from edgespec.errors import CancelledError, DownloadError
 from edgespec.store.proxies import Proxy, any_proxy, proxy_of, read_proxy
@@ -53,6 +53,18 @@ class Response(Protocol):
     def headers(self) -> Mapping[str, str]: ...
 
     def iter_bytes(self) -> Iterator[bytes]: ...
+
+
+def with_user_of(url: str, known: str) -> str:
+    """``url`` with the user and password in ``known``, if it has none and is at the same scheme, host and port.
+
+    Raises ValueError if one of them cannot be read.
+    """
+    given, own = urlsplit(url), urlsplit(known)
+    user, _, host = own.netloc.rpartition("@")
+    if not user or (given.scheme, given.netloc) != (own.scheme, host):
+        return url
+    return urlunsplit(given._replace(netloc=own.netloc))
 
 
 def certificates(environ: Mapping[str, str], first: tuple[str, ...] = ()) -> Path | None:
@@ -225,12 +237,12 @@ class Web:
         asked = response.headers.get("retry-after", "")
         # Jitter, so that clients refused at the same time do not retry at the same time.
         backoff = FIRST_PAUSE_S * 2.0**attempt * float(self._random.uniform(0.5, 1.5))
-        return max(float(asked), backoff) if asked.isdigit() and len(asked) < 6 else backoff
+        return max(float(asked), backoff) if asked.isascii() and asked.isdigit() and len(asked) < 6 else backoff
 
     def _redirected(self, url: str, target: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
         """The address that ``url`` redirects to, with the headers for it: another host gets no token."""
         try:
-            new = urljoin(url, target)
+            new = with_user_of(urljoin(url, target), url)
             same = urlsplit(new)[:2] == urlsplit(url)[:2]
         except ValueError as error:
             raise UnreachableError(f"{self.host} redirects to an address that cannot be read", hint=_CHECK) from error

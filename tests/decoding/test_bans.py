@@ -52,7 +52,9 @@ def serial(sampling: Sampling, drafter: DraftState, depth: int, own: Chooser | N
     return tokens_of(loop.steps())
 
 
-def pipelined(sampling: Sampling, drafter: DraftState, submit: Any, own: Chooser | None = None) -> list[int]:
+def pipelined(
+    sampling: Sampling, drafter: DraftState, submit: Any, own: Chooser | None = None, *, reuse: bool = False
+) -> list[int]:
     limits = LoopLimits(max_tokens=TOKENS, depth_cap=3, vocabulary_size=VOCABULARY_SIZE)
     loop = PipelinedLoop(
         FakeModel().open(100),
@@ -62,7 +64,7 @@ def pipelined(sampling: Sampling, drafter: DraftState, submit: Any, own: Chooser
         list(PROMPT),
         limits,
         submit=submit,
-        budget=FixedBudget(most=3, ahead=4, patience=0.0),
+        budget=FixedBudget(most=3, ahead=4, patience=0.0, reuse=reuse),
     )
     return tokens_of(loop.steps())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -103,6 +104,30 @@ def test_copies_are_cut_where_the_form_forbids_them() -> None:
             request
         )
         assert list(state.propose(Context(prompt), 2).tokens) == expected
+
+
+def test_behind_a_guess_that_the_form_forbids_nothing_is_guessed() -> None:
+    wrong = next(token for token in range(VOCABULARY_SIZE) if token not in FORM.allowed([]))
+    scores = np.arange(VOCABULARY_SIZE, dtype=np.float32)
+    for sampling in ALL_RULES.values():
+        own = chooser(sampling)
+        context = [*PROMPT, wrong]
+        assert (own.allows(context, [1]), list(own.forced(context))) == (0, [])
+        assert own.draft(Rows(1, lambda _: scores), 0, context, None) is None
+        assert own.allows(PROMPT, FORM.allowed([])[:1]) == 1, "the cursor goes on"
+
+
+@pytest.mark.parametrize("rule", ["greedy", "keyed"])
+def test_tokens_reused_where_the_form_forbids_them_end_neither_the_answer_nor_the_drafter(rule: str) -> None:
+    sampling = ALL_RULES[rule]
+    for seed in range(1, 7):
+        own = chooser(sampling)
+        request = DraftRequest(chooser=own, vocabulary_size=VOCABULARY_SIZE, context_length=100)
+        policy = FixedDepth(3).answer(prompt_tokens=len(PROMPT), most=9, sampled=False)
+        drafters = [LookupDrafter(), ModelDrafter(partial(FakeModel, seed=seed))]
+        state = Combination(drafters, policy).start(request)
+        assert pipelined(sampling, state, at_once, own, reuse=True) == plain(sampling)
+        assert state.failures == {}
 
 
 def test_forced_tokens_are_guesses_in_the_drafters_own_forwards() -> None:

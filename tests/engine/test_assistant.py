@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.calibration.timing import AGREEMENT_TOKENS, QUICK, measure_agreement, measure_drafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
 from tests.support.assistants import Pair, agreeing_pair, written_pair
+from tests.support.calibrating import result_of
 from tests.support.kernel_calls import require_native
 from tests.support.same_texts import KeepsTexts, plain_texts, same_text_at_random
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -77,3 +80,12 @@ def test_a_target_that_llama_cpp_runs_lends_nothing(tiny: TinyModels, pair: Pair
 def test_an_assistant_as_the_target_is_refused(tiny: TinyModels, pair: Pair) -> None:
     with pytest.raises(InvalidRequestError, match="reads the cache of the model that it drafts for, so it can only"):
         tiny.load(pair[1], draft="none")
+
+
+def test_an_assistant_is_timed_and_judged_as_it_drafts(engine: Engine) -> None:
+    drafter = engine.pair.pool.drafter_model()
+    times = result_of(measure_drafter(drafter, 512, replace(QUICK, repetitions=1)))
+    assert times.contexts[-1] == 508
+    judged = result_of(measure_agreement(engine.pair.target, drafter, [list(range(3, 23))]))
+    assert judged.seen > AGREEMENT_TOKENS
+    assert judged.overall > 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,12 +11,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from edgespec.calibration.timing import AGREEMENT_TOKENS, QUICK, measure_agreement, measure_drafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.errors import ForwardError
 from edgespec.files.gguf.header import read_header
+from edgespec.interfaces.rows import IdArray
 from edgespec.planning.choice.ranking import explain
+from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.following import DraftingSequence
+from tests.support.calibrating import result_of
 from tests.support.kernel_calls import require_native
 from tests.support.same_texts import KeepsTexts, plain_texts, said, same_text_at_random
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -114,6 +119,27 @@ def test_without_a_drafter_the_layer_is_off(tiny: TinyModels, path: Path) -> Non
         assert engine.pair.pool.drafter is None
         events, _ = read_all(session.generate("the people", max_tokens=3))
         assert not [event for event in events if isinstance(event, Notice) and "layer" in event.text]
+
+
+def test_the_layer_is_timed_far_into_a_text_and_judged_with_its_targets_rows(engine: Engine) -> None:
+    seen, decode = list[tuple[int, int, bool]](), NativeCache.decode
+
+    def watched(cache: NativeCache, ids: IdArray, position: int, rows: int, **more: Any) -> Any:
+        if (pairs := more.get("pairs")) is not None:
+            seen.append((position, len(ids), bool(np.any(pairs[-1]))))
+        return decode(cache, ids, position, rows, **more)
+
+    drafter, quickly = engine.pair.pool.drafter_model(), replace(QUICK, repetitions=1)
+    with patch.object(NativeCache, "decode", watched):
+        times = result_of(measure_drafter(drafter, 512, quickly))
+        assert times.contexts[-1] == 508
+        assert sum(position >= 508 for position, _, _ in seen) >= len(times.widths), "in a cache of that length"
+        seen.clear()
+        judged = result_of(measure_agreement(engine.pair.target, drafter, [list(range(3, 23))]))
+    assert len(seen) >= 4 * (AGREEMENT_TOKENS - 1)
+    assert all(any_row for position, count, any_row in seen if position + count > 1)
+    assert judged.seen > AGREEMENT_TOKENS
+    assert judged.overall > 0.7
 
 
 def test_threads_change_and_the_layer_stays(tiny: TinyModels, path: Path, plain: dict[str, tuple[int, ...]]) -> None:

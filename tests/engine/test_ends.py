@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.export.provenance import Provenance
 from tests.support.kernel_calls import require_native
+from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels, answer, read_all, shown
 
@@ -190,6 +192,25 @@ def test_an_ignored_end_that_the_caller_names_still_ends_the_answer(scripted: En
     assert (len(done.token_ids), done.finish_reason) == (12, "length")
     said.clear()
     assert answer(said.generate("Hi", max_tokens=12)).finish_reason == "stop", "by default the model ends its answers"
+
+
+def test_a_token_that_the_file_suppresses_is_never_drawn_unless_it_is_named(
+    tiny: TinyModels, scripted: Engine, tmp_path: Path
+) -> None:
+    two = token(scripted, " two")
+    path = write_scripted_gguf(tmp_path / "plain.gguf", [*SCRIPT[:4], "<|im_end|>"])
+    keys = {"tokenizer.ggml.suppress_tokens": [two, 10**6]}
+    path = rewrite_gguf(path, tmp_path / "suppressing.gguf", keys=keys)
+    with tiny.load(path, draft=str(path), depth=3) as engine, engine.session() as session:
+        assert engine.tokenizer.suppressed == {two}
+        found = []
+        for depth in (0, 3):
+            found.append(answer(session.generate("Hi", max_tokens=12, depth=depth)).token_ids)
+            session.clear()
+        assert found[0] == found[1]
+        assert two not in found[0]
+        named = answer(session.generate("Hi", stop_token_ids=[two], max_tokens=12))
+        assert named.token_ids[-1] == two
 
 
 @pytest.mark.parametrize(

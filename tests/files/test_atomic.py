@@ -104,6 +104,12 @@ def test_a_full_disk_raises_disk_space_error_and_keeps_the_old_file(
     assert names(tmp_path) == ["model.bin"]
 
 
+def test_a_file_name_that_is_not_utf_8_is_read_back(tmp_path: Path) -> None:
+    name = os.fsdecode(b"mod\xe8le.gguf")
+    write_json(tmp_path / "a.json", {"name": name})
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"name": name}
+
+
 def test_write_json_refuses_nan_and_infinity(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "a.json", {"speed": float("nan")})

@@ -168,7 +168,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 
 def refused(path: Path) -> ModelFileError:
-    """The error of ``read_header``, raised in under a second and 50 MB, the limits for any corrupt file."""
+    """The error of ``read_header``, raised in under two seconds and 50 MB, the limits for any corrupt file."""
     # Neither a busy machine nor memory and threads of other tests must count.
     gc.disable()
     start = time.thread_time()
@@ -176,7 +176,7 @@ def refused(path: Path) -> ModelFileError:
         read_header(path)
     taken_s = time.thread_time() - start
     gc.enable()
-    assert taken_s < 1
+    assert taken_s < 2
     tracemalloc.start()  # after the timing: tracing makes every allocation several times slower
     try:
         with pytest.raises(ModelFileError) as caught:

@@ -165,6 +165,10 @@ HEADER = "{'descr': '<i4', 'fortran_order': False, 'shape': (%s), }\n"
     [
         (npy(IDS[::-1]), "ascending"),
         (npy(np.concatenate([IDS[:1], IDS[:-1]])), "ascending"),
+        (
+            npy(np.concatenate([IDS[:1], np.int32([2**31 - 1, -(2**30)]), IDS[3:]])),
+            "ascending",
+        ),  # differences overflow
         (npy(IDS - 4), "outside 0.."),
         (npy(IDS + 200), "outside 0.."),
         (npy(np.concatenate([IDS[:-1], [2**31 - 1]]).astype(np.int32)), "outside 0.."),

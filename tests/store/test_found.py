@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.files.disk import expanded
 from edgespec.store import scan
 from edgespec.store.found import ModelFolders, find_models
 from tests.support.command_line import run_here, succeeded
@@ -47,6 +48,13 @@ def test_models_of_every_supported_program_are_found(user: User, weights: bytes)
 def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
     folders = ModelFolders.of({}, tmp_path / "absent")
     assert find_models(ModelFolders(folders.hub_cache, folders.ollama[:1], folders.lm_studio)).models == ()
+
+
+def test_a_user_without_a_home_folder_has_no_models_of_other_programs_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it returns without a home folder
+    monkeypatch.setattr(os, "environ", {})
+    assert ModelFolders.here().hub_cache == Path("~/.cache/huggingface/hub")
+    assert expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
 
 
 def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:

@@ -199,6 +199,22 @@ def test_a_damaged_partial_file_is_dropped_and_downloaded_again(
     assert fetch().path.read_bytes() == DATA
 
 
+@pytest.mark.parametrize("name", ["C:/models/a.gguf", "a.gguf:stream", "b/../a.gguf", "a\x07.gguf"])
+def test_a_file_name_that_is_a_path_elsewhere_on_some_system_is_refused(
+    fetch: Fetch, hub: HubServer, name: str
+) -> None:
+    hub.files[name] = hub.files["a.gguf"]
+    with pytest.raises(DownloadError, match="unusable file name"):
+        fetch(HubFile("org/repo", name))
+    assert hub.requests == []
+
+
+def test_a_redirect_that_cannot_be_read_is_no_answer_of_a_hub(fetch: Fetch, hub: HubServer) -> None:
+    hub.redirect_to = "http://[x"
+    with pytest.raises(DownloadError, match="does not answer like a model hub"):
+        fetch()
+
+
 def test_an_etag_that_is_not_a_safe_file_name_is_refused(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     hub.etag_override = "../../outside"
     with pytest.raises(DownloadError, match="unusable etag"):

@@ -95,6 +95,23 @@ def test_a_password_in_the_index_url_is_used_but_never_shown(
     assert fetch(source, tmp_path) == WHOLE
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_password_is_also_for_files_that_the_index_names_without_it(
+    source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    index.password, index.as_json, index.absolute = "me:secret", as_json, True
+    monkeypatch.setenv("PIP_INDEX_URL", index.url)
+    assert fetch(source, tmp_path) == WHOLE
+
+
+def test_a_user_and_a_password_stay_at_their_host() -> None:
+    known = "https://me:secret@host:8443/simple"
+    assert web.with_user_of("https://host:8443/a.whl?x=1#y", known) == "https://me:secret@host:8443/a.whl?x=1#y"
+    for other in ("http://host:8443/a", "https://host/a", "https://other:8443/a", "https://you:own@host:8443/a"):
+        assert web.with_user_of(other, known) == other
+    assert web.with_user_of("https://host:8443/a", "https://host:8443/simple") == "https://host:8443/a"
+
+
 def test_a_broken_wheel_download_resumes_where_it_broke(
     source: PackageParts, index: IndexServer, tmp_path: Path
 ) -> None:

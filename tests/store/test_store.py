@@ -227,6 +227,17 @@ def test_a_manifest_with_a_path_outside_its_folder_is_ignored(home: Home, spec: 
         assert store.find("tiny") is None, path
 
 
+def test_a_model_whose_file_cannot_be_looked_at_is_missing(home: Home, spec: ModelSpec) -> None:
+    store = Store(home)
+    store.fetch(spec)
+    manifest = json.loads(manifest_of(home).read_text())
+    manifest["files"][0]["path"] = str(home.root / ("x" * 300))
+    manifest_of(home).write_text(json.dumps(manifest))
+    assert store.list() == []
+    assert store.find("tiny") is None
+    assert len(store.ignored()) == 1
+
+
 def test_a_file_without_a_manifest_is_kept_if_its_hash_is_right(
     home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

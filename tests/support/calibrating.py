@@ -6,7 +6,7 @@ import functools
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -21,7 +21,17 @@ from edgespec.runtimes.llama.context import LlamaSettings, NativeContext
 from edgespec.runtimes.native.batch import NativeBatch
 from tests.support.tiny_models import FORWARD_S
 
+T = TypeVar("T")
 KINDS = ("acceptance", "contention", "plain", "times", "widths")
+
+
+def result_of(steps: Generator[float, None, T]) -> T:
+    """Run a measurement to its end."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        return cast("T", end.value)
 
 
 def shorten_calibration(patch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ class IndexServer:
     wheels: dict[str, bytes] = field(default_factory=dict)
     as_json: bool = True
     hashes: bool = True
+    absolute: bool = False  # whether links have scheme and host, without the password
     password: str | None = None  # "user:password"
     cut_after: list[int] = field(default_factory=list)  # bytes of each next wheel before the connection ends
     corrupt_next: int = 0
@@ -33,6 +34,10 @@ class IndexServer:
     @property
     def url(self) -> str:
         return f"http://{f'{self.password}@' if self.password else ''}127.0.0.1:{self.port}/simple"
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}" if self.absolute else ""
 
     def bodies(self) -> list[tuple[str, str | None]]:
         return [request for request in self.requests if request[0].endswith(".whl")]
@@ -71,7 +76,7 @@ class _Handler(Silent, BaseHTTPRequestHandler):
             files = [
                 {
                     "filename": name,
-                    "url": f"../../files/{name}",
+                    "url": f"{index.origin}/files/{name}" if index.absolute else f"../../files/{name}",
                     "hashes": {"sha256": hashlib.sha256(data).hexdigest()} if index.hashes else {},
                 }
                 for name, data in found.items()
@@ -79,11 +84,11 @@ class _Handler(Silent, BaseHTTPRequestHandler):
             document = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
             self._answer(200, "application/vnd.pypi.simple.v1+json", json.dumps(document).encode())
         else:
-            links = (
-                f'<a href="/files/{name}{f"#sha256={hashlib.sha256(data).hexdigest()}" if index.hashes else ""}">'
-                f"{name}</a>"
+            hashes = {
+                name: f"#sha256={hashlib.sha256(data).hexdigest()}" if index.hashes else ""
                 for name, data in found.items()
-            )
+            }
+            links = (f'<a href="{index.origin}/files/{name}{own}">{name}</a>' for name, own in hashes.items())
             self._answer(200, "text/html", f"<!DOCTYPE html><html><body>{'<br>'.join(links)}</body></html>".encode())
 
     def _wheel(self, data: bytes) -> None:

@@ -54,6 +54,7 @@ class Both:
         ours, reference = self.ours, self.reference
         assert ours.vocabulary_size == reference.vocabulary_size
         assert ours.stop_ids == reference.stop_ids
+        assert ours.suppressed == reference.suppressed
         assert ours.fill_in == reference.fill_in
         assert (ours.bos_token, ours.eos_token) == (reference.bos_token, reference.eos_token)
         assert ours.adds_bos == reference.adds_bos

@@ -23,7 +23,7 @@ from edgespec.cli.terminal.output import note, stdout_is_rich
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
 from edgespec.errors import InvalidRequestError
-from edgespec.files.disk import readable_bytes
+from edgespec.files.disk import expanded, readable_bytes
 from edgespec.text.grammar.form import form_of
 
 # Each command's usage, and what the command does, on one line of 80 columns: /help fits 80x24.
@@ -376,11 +376,8 @@ def _path(text: str) -> str:
 
 
 def _expanded(path: str) -> str:
-    """A path as a shell would expand it."""
-    if path.startswith("~"):
-        with contextlib.suppress(RuntimeError):
-            return str(Path(path).expanduser())
-    return path
+    """A path as a shell would expand it; a model's name may be one."""
+    return str(expanded(path)) if path.startswith("~") else path
 
 
 def _turns(talk: Talk) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
 from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.disk import expanded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
@@ -181,8 +182,8 @@ class TextLearner:
 
 def _absolute(path: Path) -> str:
     try:
-        return os.path.realpath(path.expanduser())
-    except (ValueError, RuntimeError) as error:
+        return os.path.realpath(expanded(path))
+    except ValueError as error:
         raise InvalidRequestError(f"{str(path)!r} is not a path", hint="give files or folders") from error
 
 

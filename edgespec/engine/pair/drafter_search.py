@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from edgespec.calibration.measurement_store import Measurements
@@ -197,7 +195,7 @@ class DrafterSearch:
 
     def run(self) -> FoundDrafter:
         """The drafter with the largest expected gain. Raises CancelledError."""
-        files = files_on_disk(self._locator.store, ModelFolders.of(os.environ, Path.home()))
+        files = files_on_disk(self._locator.store, ModelFolders.here())
         own = self._target.path.resolve()
         judged = [(file, judgement) for file in files if file.path != own and (judgement := self._judged(file))]
         judged.sort(key=lambda pair: pair[1].order)

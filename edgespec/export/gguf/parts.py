@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.files.export_folder import ascending
 from edgespec.files.gguf.cursor import Cursor, read_entry
 from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, FilePart, GgufHeader, TensorInfo
 
@@ -252,7 +253,7 @@ def check_kept(kept: npt.NDArray[np.integer], vocabulary_size: int) -> Ids:
     if not 0 <= int(kept.min()) <= int(kept.max()) < vocabulary_size:
         raise InvalidRequestError(f"a token to keep lies outside the vocabulary of {vocabulary_size} tokens")
     ids = kept.astype(np.int32)
-    if (np.diff(ids) <= 0).any():
+    if not ascending(ids):
         raise InvalidRequestError("the tokens to keep must be in ascending order without duplicates")
     return ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -32,6 +33,10 @@ class DraftingSequence(NativeSequence):
 
     def rewind(self, length: int) -> None:
         super().rewind(min(length, self._lasting) if 0 <= length <= self._length else length)
+
+    def _restore(self, parts: Iterable[bytes], length: int) -> None:
+        super()._restore(parts, length)
+        self._lasting = self._length
 
     def _cut(self, length: int) -> None:
         super()._cut(length)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from edgespec.architectures.shape import OTHERS_CACHE
 from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitError, ModelFileError
 from edgespec.files.checked import cannot_map
+from edgespec.files.export_folder import ascending
 from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.rows import IdArray
@@ -556,7 +557,7 @@ class HeadRows:
         if wanted.ndim != 1 or not len(wanted) or wanted.dtype.kind not in "iu":
             raise InvalidRequestError("the rows of a head are a list of token ids, at least one")
         wanted = wanted.astype(np.int64)
-        if wanted[0] < 0 or wanted[-1] >= head.rows or (np.diff(wanted) <= 0).any():
+        if wanted[0] < 0 or wanted[-1] >= head.rows or not ascending(wanted):
             raise InvalidRequestError(f"the rows of a head are ascending token ids in 0..{head.rows - 1}")
         self.ids: IdArray = wanted
         self._weights = weights

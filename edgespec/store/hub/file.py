@@ -17,7 +17,7 @@ from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, hub_settings
-from edgespec.store.references import ONLINE, HubFile, Network
+from edgespec.store.references import ONLINE, HubFile, Network, is_safe
 from edgespec.store.transfer import Transfer
 from edgespec.store.web import UnreachableError
 
@@ -137,7 +137,7 @@ def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
 def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
     """Ask the hub for commit, etag and size of the file."""
     filename = wanted.filename or ""
-    if any(piece in ("", ".", "..") for piece in filename.split("/")) or "\\" in filename:
+    if not is_safe(filename):
         raise DownloadError(f"the hub sent an unusable file name ({filename!r})")
     headers = http.head(http.file_url(wanted.repo, wanted.revision, filename), wanted)
     commit = headers.get("x-repo-commit", "")
@@ -148,9 +148,8 @@ def _resolve(http: HubHttp, wanted: HubFile) -> _Resolved:
             f"{http.endpoint} does not answer like a model hub (no commit or etag)",
             hint="check HF_ENDPOINT and the proxy; the network's sign-in page may be answering",
         )
-    return _Resolved(
-        filename, commit, etag.removeprefix("W/").strip('"'), int(size) if size and size.isdigit() else None
-    )
+    stated = int(size) if size and size.isascii() and size.isdigit() else None
+    return _Resolved(filename, commit, etag.removeprefix("W/").strip('"'), stated)
 
 
 def _plain_size(headers: Mapping[str, str]) -> str | None:

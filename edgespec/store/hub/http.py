@@ -90,8 +90,12 @@ class HubHttp:
                     if "x-repo-commit" not in response.headers:
                         self.web.refuse_page(response)
                     return response.headers
-                target = urljoin(url, location)
-                if urlsplit(target).netloc not in (urlsplit(url).netloc, urlsplit(self.endpoint).netloc):
+                try:
+                    target = urljoin(url, location)
+                    here = urlsplit(target)[:2] in (urlsplit(url)[:2], urlsplit(self.endpoint)[:2])
+                except ValueError:  # an address that nothing can be fetched from
+                    here = False
+                if not here:
                     return response.headers
                 url = target
         raise DownloadError(f"the hub's redirects for {wanted.label} form a loop")
@@ -140,7 +144,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
     code = response.headers.get("x-error-code", "")
     page = f"the page of {wanted.repo} on the hub"
     wait = response.headers.get("retry-after")
-    after = f" and asks to wait {wait} s" if wait and wait.isdigit() else ""
+    after = f" and asks to wait {wait} s" if wait and wait.isascii() and wait.isdigit() else ""
     refusals: tuple[tuple[bool, type[DownloadError], str, str], ...] = (
         (
             code == "GatedRepo",

@@ -18,9 +18,10 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 from urllib.request import url2pathname
 
 from edgespec.errors import DownloadError
+from edgespec.files.disk import expanded
 from edgespec.store.mirrors.settings import IndexSettings
 from edgespec.store.references import PackagePart
-from edgespec.store.web import Response, UnreachableError, Web, tls_context
+from edgespec.store.web import Response, UnreachableError, Web, tls_context, with_user_of
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1"
 
@@ -101,6 +102,8 @@ class PackageIndex:
 
     def _get(self, url: str, headers: Mapping[str, str], accept: tuple[int, ...]) -> AbstractContextManager[Response]:
         web = self.web(url)
+        for index in (*self._settings.indexes, *self._settings.links):  # as pip: a page names its files without them
+            url = with_user_of(url, index)
         given = {"user-agent": "edgespec", "accept-encoding": "identity", **headers}
         return web.answer(
             "GET", url, lambda response: _refusal(response, web.host), headers=given, accept=accept, follow=True
@@ -185,7 +188,7 @@ def _local(source: str) -> Path | None:
     scheme = urlsplit(source).scheme
     if scheme == "file":
         return Path(url2pathname(urlsplit(source).path))
-    return None if scheme in ("http", "https") else Path(source).expanduser()
+    return None if scheme in ("http", "https") else expanded(source)
 
 
 def _normal(name: str) -> str:

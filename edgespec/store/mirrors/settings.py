@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import DownloadError
+from edgespec.files.disk import expanded
 from edgespec.store.web import certificates
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -40,7 +41,7 @@ class IndexSettings:
 def read_settings(environ: Mapping[str, str] = os.environ, user: Path | None = None) -> IndexSettings:
     """The settings of ``user`` (None: the current user). Raises DownloadError if a file cannot be read."""
     found: dict[str, str] = {}
-    for path in _files(environ, user or Path.home()):
+    for path in _files(environ, user or expanded("~")):
         found.update(_read(path))
     # pip reads every option from a variable; an empty variable counts as unset.
     found.update({_key(name[4:]): value for name, value in environ.items() if name.startswith("PIP_") and value})

@@ -41,13 +41,14 @@ def ends_of(
 ) -> Ends:
     """The ends of an answer. A stop text that is one control token also ends it at the token.
 
-    With ``ignore_eos`` the model's own ends are banned, except those that the caller names.
+    With ``ignore_eos`` the model's own ends are banned, except those that the caller names. What the file suppresses
+    is banned in the same way.
     """
     named = _hidden(tokenizer, stop) | frozenset(stop_token_ids)
     own = tokenizer.stop_ids
-    if ignore_eos:
-        return Ends(texts=tuple(stop), ids=named, min_tokens=min_tokens, banned=own - named)
-    return Ends(texts=tuple(stop), ids=named | own, min_tokens=min_tokens)
+    ids = named if ignore_eos else named | own
+    banned = (tokenizer.suppressed | (own if ignore_eos else frozenset())) - ids
+    return Ends(texts=tuple(stop), ids=ids, min_tokens=min_tokens, banned=banned)
 
 
 def _hidden(tokenizer: Tokenizer, stops: Sequence[str]) -> frozenset[int]:

@@ -81,6 +81,10 @@ class GgufTokenizer:
         return self._vocabulary.stop_ids
 
     @property
+    def suppressed(self) -> frozenset[int]:
+        return self._vocabulary.suppressed
+
+    @property
     def bos_token(self) -> str:
         return self._text_of(self._vocabulary.bos)
 

@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
-from edgespec.text.tokenizers.vocabulary import StatedKinds
+from edgespec.text.tokenizers.vocabulary import StatedKinds, suppressed
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -77,6 +77,10 @@ class LlamaTokenizer:
             is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
             ends = [token for token in range(self._size) if is_stop(vocabulary, token)]
             return frozenset(token for token in ends if not self._is_text(token))
+
+    @cached_property
+    def suppressed(self) -> frozenset[int]:
+        return suppressed(self._header, self._size)
 
     def _is_text(self, token: int) -> bool:
         """Whether the file calls it ordinary text; llama.cpp decides by some well-known texts."""

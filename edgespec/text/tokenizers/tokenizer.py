@@ -41,6 +41,10 @@ class Tokenizer(Protocol):
         """Ids that end an answer."""
 
     @property
+    def suppressed(self) -> frozenset[int]:
+        """Ids that the file says are never drawn, such as Gemma 4's marks for pictures and sounds."""
+
+    @property
     def bos_token(self) -> str:
         """Text of the begin-of-sequence token, or ""."""
 

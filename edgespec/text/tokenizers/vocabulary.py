@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 
 from edgespec.errors import ModelFileError
 from edgespec.files.gguf.records import GgufHeader
@@ -74,6 +75,12 @@ def unsupported(header: GgufHeader) -> str | None:
     if "tokenizer.ggml.merges" not in header.metadata:
         return "it has no merges"
     return None if split in WORD_SPLITS or model == GEMMA_4 else f"its pre-tokenizer is {split!r}"
+
+
+def suppressed(header: GgufHeader, size: int) -> frozenset[int]:
+    """The tokens, of ``size``, that are never drawn, as a file made from generation_config.json lists them."""
+    listed = islice(header.values("tokenizer.ggml.suppress_tokens"), size)
+    return frozenset(token for token in listed if type(token) is int and 0 <= token < size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +148,7 @@ class Vocabulary:
         self.eos = self._token_named("eos", eos)
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
+        self.suppressed = suppressed(header, len(self.texts))
         usual = self.split is None or self.split.adds_bos
         # llama.cpp adds Gemma 4's whatever the file says.
         self.adds_bos = self.bos is not None and (self.model == GEMMA_4 or self._flag("add_bos_token", usual))
