@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import MOST_MESSAGES, Message
-from edgespec.server.strict_json import check_text, check_texts
+from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
 _BETWEEN = "\n\n"
@@ -78,7 +78,7 @@ def _messages(given: object, param: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise ApiError(f"the role of {param} must be user, assistant or system, not {role!r:.40}", param=param)
     if isinstance(content, str):
-        return [{"role": role, "content": check_text(content, param)}]
+        return [{"role": role, "content": content}]
     blocks = [_block(each, param) for each in _listed(content, param)]
     return _of_assistant(blocks, param) if role == "assistant" else _of_others(role, blocks, param)
 
@@ -127,9 +127,8 @@ class _Said:
 
 
 def _call(block: Mapping[str, Any], param: str) -> dict[str, Any]:
-    function = {"name": block.get("name"), "arguments": block.get("input")}
-    call: dict[str, Any] = check_texts({"id": block.get("id"), "type": "function", "function": function}, param)
-    return call
+    identity, name = check_texts([block.get("id"), block.get("name")], param)
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": block.get("input")}}
 
 
 def _of_others(role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
@@ -160,7 +159,7 @@ def _result(block: Mapping[str, Any], param: str) -> Message:
 def _texts(given: object, param: str) -> list[str]:
     """The texts of a content of texts alone."""
     if isinstance(given, str):
-        return [check_text(given, param)]
+        return [given]
     return [_text(*_block(each, param), param) for each in _listed(given, param)]
 
 
@@ -175,7 +174,7 @@ def _member(block: Mapping[str, Any], name: str, param: str) -> str:
     text = block.get(name)
     if not isinstance(text, str):
         raise ApiError(f"a block of {param} has no {name}", param=param)
-    return check_text(text, param)
+    return text
 
 
 def _search_result(block: Mapping[str, Any], param: str) -> str:

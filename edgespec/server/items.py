@@ -9,6 +9,7 @@ from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, read_content
+from edgespec.server.strict_json import check_text, check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING
 
 _JOIN = "__"
@@ -62,13 +63,14 @@ def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise ApiError(f"the call {param} has no name", param=param)
-    function = {"name": flat_name(given.get("namespace"), name), "arguments": arguments}
-    call = {"id": given.get("call_id"), "type": "function", "function": function}
+    function = {"name": check_text(flat_name(given.get("namespace"), name), param), "arguments": arguments}
+    call = {"id": check_texts(given.get("call_id"), param), "type": "function", "function": function}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def _result(given: Mapping[str, Any], param: str) -> Message:
-    return {"role": "tool", "tool_call_id": given.get("call_id"), "content": read_content(given.get("output"), param)}
+    content = read_content(given.get("output"), param)
+    return {"role": "tool", "tool_call_id": check_texts(given.get("call_id"), param), "content": content}
 
 
 def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
@@ -139,7 +141,9 @@ class _Tool:
         return flat_name(self.namespace, self.name) if isinstance(self.name, str) else self.name
 
     def as_function(self) -> dict[str, Any]:
-        """The tool in a chat's form, which the session checks."""
+        """The tool in a chat's form, which the session checks. Raises ApiError for a name that is none."""
+        if not isinstance(self.name, str):
+            raise ApiError("a function has no name", param="tools")
         function = {name: value for name, value in self.given.items() if name in _MEMBERS and value is not None}
         if self.namespace:
             function["name"] = self.flat_name

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, sentence, unsupported
-from edgespec.server.strict_json import check_text, check_texts
+from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation
 
 Message = dict[str, Any]
@@ -90,10 +90,10 @@ def _message(given: object, param: str) -> Message:
     content = read_content(given.get("content"), param)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), param)
-    message = {"role": role, "content": check_text(content, param)}
+    message = {"role": role, "content": content}
     for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
-        if (value := given.get(name)) is not None:
-            message[name] = check_texts(value, param)
+        if (value := given.get(name)) is not None:  # what was said or thought may hold any character
+            message[name] = value if name in THINKING else check_texts(value, param)
     return message
 
 

@@ -114,6 +114,7 @@ def test_a_call_and_its_result_are_separate_messages() -> None:
     [
         (result("no such file", is_error=True), "Error: no such file"),
         (result("fine", is_error=False), "fine"),
+        (result("PATH=/bin\0HOME=/root\0"), "PATH=/bin\0HOME=/root\0"),
         ({"type": "tool_result", "tool_use_id": "toolu_1"}, ""),
         (result([{"type": "tool_reference", "tool_name": "Grep"}]), "Grep"),
         (
@@ -185,9 +186,9 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         (user(None), "text or a list"),
         (user({}), "text or a list"),
         ({"role": "tool", "content": "x"}, "user, assistant or system, not 'tool'"),
-        (user("a\0b"), "NUL"),
-        (user([result("a\0b")]), "NUL"),
-        (assistant([{**USE, "input": {"a\0": 1}}]), "NUL"),
+        (assistant([{**USE, "id": "a\0"}]), "NUL"),
+        (assistant([{**USE, "name": "a\0"}]), "NUL"),
+        (user([{**result("x"), "tool_use_id": "\0"}]), "NUL"),
         (assistant([{**USE, "name": None}]), "no function name"),
         ("x", "must be an object"),
     ],

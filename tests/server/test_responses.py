@@ -152,6 +152,8 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
         {"type": "reasoning", "content": [{"type": "reasoning_text"}]},
         {"type": "reasoning", "content": "text"},
         {"type": "function_call", "call_id": {}, "name": "x"},
+        {"type": "function_call", "call_id": "a\0", "name": "x"},
+        {"type": "function_call_output", "call_id": "a\0", "output": "x"},
     ],
 )
 def test_items_that_cannot_be_read_are_refused(item: dict[str, Any]) -> None:
@@ -204,7 +206,16 @@ def test_other_tools_are_left_out_with_a_warning() -> None:
     assert read(tools=[FUNCTION]).warnings == ()
 
 
-@pytest.mark.parametrize("space", [{"type": "namespace"}, {**SPACE, "name": 3}, {**SPACE, "tools": {}}])
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"type": "namespace"},
+        {**SPACE, "name": 3},
+        {**SPACE, "tools": {}},
+        {**SPACE, "tools": [{"type": "function", "name": []}]},
+        {"type": "function", "name": []},
+    ],
+)
 def test_a_namespace_that_cannot_be_read_is_refused(space: Any) -> None:
     assert refused(tools=[space]).param == "tools"
 

@@ -60,6 +60,7 @@ SAMPLES: dict[str, tuple[CallFormat, str]] = {
     "minicpm": (formats.MINICPM, '<function name="weather"><param name="city">Paris</param></function>'),
     "functionary": (formats.FUNCTIONARY, f"<function=weather>{PARIS}</function>"),
     "gemma": (formats.GEMMA, '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'),
+    "mistral listed": (formats.MISTRAL_LISTED, f"[TOOL_CALLS] [{OBJECT}]"),
     "mistral": (formats.MISTRAL, f"[TOOL_CALLS]weather[ARGS]{PARIS}"),
     "lfm2": (formats.LFM2, "<|tool_call_start|>[weather(city='Paris')]<|tool_call_end|>"),
     "cohere": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,19 @@ def test_only_a_strict_tool_is_kept_whole() -> None:
         assert LLMatcher(BYTES, LLMatcher.grammar_from_lark(form.text)).is_error() is not works
 
 
+def test_a_strict_tools_text_between_marks_is_refused_if_its_schema_cannot_be_kept() -> None:
+    for own, kept in (({}, True), ({"pattern": "^[A-Z]{3}$"}, False), ({"maxLength": 3}, False)):
+        for strict in (True, False):
+            asked = use(QWEN_XML, (tool("f", {"code": {"type": "string", **own}}, "code", strict=strict),))
+            if kept or not strict:
+                call_form(asked, ["f"], several=False)
+                continue
+            with pytest.raises(InvalidRequestError, match="of 'code' in a strict tool") as raised:
+                call_form(asked, ["f"], several=False)
+            assert raised.value.param == "tools"
+        assert begun_form(asked).kind == "call"
+
+
 def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
     other = Form(kind="schema", text=json.dumps({"enum": ["done"]}), spacing="compact")
     form = call_form(use(HERMES), ["weather"], several=True, otherwise=other)
@@ -207,6 +220,83 @@ def test_a_call_that_a_model_begins_is_written_as_models_write_it_and_has_any_te
     assert not is_whole(bound, text[: text.index("Paris") + 5])
     assert not is_whole(bound, text.replace("Paris", "Rome"))
     assert not is_whole(bound, text.replace("weather", "weathers"))
+
+
+ORDERED = tool("f", {"a": {"type": "integer"}, "r": {"type": "integer"}, "b": {"type": "integer"}, "c": {}}, "r")
+
+
+def xml(*values: str) -> str:
+    said = "".join(f"<parameter={key}>\n1\n</parameter>\n" for key in values)
+    return f"<tool_call>\n<function=f>\n{said}</function>\n</tool_call>"
+
+
+def literal(*values: str) -> str:
+    return f"<|tool_call_start|>[f({', '.join(f'{key}=1' for key in values)})]<|tool_call_end|>"
+
+
+def written_json(*values: str) -> str:
+    arguments = ", ".join(f'"{key}": 1' for key in values)
+    return f'<tool_call>\n{{"name": "f", "arguments": {{{arguments}}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("form", "write"), [(QWEN_XML, xml), (LFM2, literal), (HERMES, written_json)], ids=["marks", "python", "json"]
+)
+def test_optional_arguments_of_a_call_that_a_model_begins_come_in_any_order(
+    form: CallFormat, write: Callable[..., str]
+) -> None:
+    bound, forced = begun_form(use(form, (ORDERED,))), call_form(use(form, (ORDERED,)), ["f"], several=False)
+    for keys in ("r", "rcba", "rbac", "ra", "rcb"):
+        assert is_whole(bound, write(*keys)), keys
+    assert is_whole(bound, write(*"arbc")) or form is HERMES, "there required ones come first"
+    assert is_whole(bound, write(*"cbr")) or form is HERMES
+    assert not is_whole(bound, write(*"ab")), "a required one is missing"
+    assert not is_whole(bound, write("r", "other"))
+    assert is_whole(forced, write(*"arbc"))
+    for free in (tool("f", {"a": {"type": "integer"}, "b": {"type": "integer"}}), tool("f", {})):
+        assert is_whole(begun_form(use(form, (free,))), write())
+    assert is_whole(begun_form(use(form, (free,))), write()), "no arguments at all"
+    both = tool("f", {"a": {"type": "integer"}, "b": {"type": "integer"}}, "a", "b")
+    assert is_whole(begun_form(use(form, (both,))), write(*"ab"))
+
+
+@pytest.mark.parametrize("padding", ["", "\n"])
+def test_a_text_need_not_end_with_a_line(padding: str) -> None:
+    asked = use(QWEN_XML, (tool("note", {"text": {"type": "string"}}, "text"),))
+    text = f"<tool_call><function=note><parameter=text>{padding}x\ny{padding}</parameter></function></tool_call>"
+    for bound in (begun_form(asked), call_form(asked, ["note"], several=False)):
+        assert is_whole(bound, text)
+        assert is_whole(bound, text + "more") is (bound.text.startswith("start: begun"))
+    (found,) = calls(asked, text)
+    assert json.loads(found.arguments) == {"text": "x\ny"}
+
+
+@pytest.mark.parametrize(("form", "write"), [(QWEN_XML, xml), (LFM2, literal)], ids=["marks", "python"])
+def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
+    form: CallFormat, write: Callable[..., str]
+) -> None:
+    one, two = (
+        {"properties": {"a": {"type": "integer"}}},
+        {"properties": {"b": {"type": "integer"}}, "required": ["b"]},
+    )
+
+    def asked(**parameters: Any) -> ToolUse:
+        return use(form, ({"type": "function", "function": {"name": "f", "parameters": parameters}},))
+
+    whole = asked(allOf=[one, {"$ref": "#/$defs/two"}], **{"$defs": {"two": two}})
+    for bound in (begun_form(whole), call_form(whole, ["f"], several=False)):
+        assert is_whole(bound, write("a", "b"))
+        assert not is_whole(bound, write("a"))
+    either = asked(anyOf=[one, two])
+    assert is_whole(begun_form(either), write("a"))
+    circle = asked(**{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}})
+    assert is_whole(begun_form(circle), write())
+    for open_ in ({"additionalProperties": True}, {"patternProperties": {"a": {}}}, {"required": ["a"]}):
+        for make in (begun_form, lambda given: call_form(given, ["f"], several=False)):
+            with pytest.raises(InvalidRequestError, match="only be bound to parameters that a tool names") as raised:
+                make(asked(**open_))
+            assert raised.value.param == "tools"
+    assert is_whole(call_form(asked(additionalProperties=True, **one), ["f"], several=False), write("a"))
 
 
 def test_a_mark_of_a_channel_alone_begins_no_call() -> None:

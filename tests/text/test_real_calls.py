@@ -55,10 +55,10 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
     "MINICPM": ("openbmb-MiniCPM5-1B",),
     "FUNCTIONARY": ("meetkai-functionary-medium-v3.1",),
     "GEMMA": ("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
+    "MISTRAL_LISTED": ("mistralai-Mistral-Nemo-Instruct-2407",),
     "MISTRAL": (
         "Mistral-Small-3.2-24B-Instruct-2506",
         "mistralai-Ministral-3-14B-Reasoning-2512",
-        "mistralai-Mistral-Nemo-Instruct-2407",
         "unsloth-mistral-Devstral-Small-2507",
     ),
     "LFM2": ("LFM2.5-8B-A1B", "LFM2-8B-A1B", "LFM2.5-Instruct"),

@@ -80,6 +80,8 @@ ONE = [("weather", PARIS)]
         (QWEN_XML, f"<tool_call>\n{FUNCTION}\n</tool_call>", "", ONE),
         (QWEN_XML, FUNCTION, "", ONE),
         (QWEN_XML, f"So:\n<tool_call>{FUNCTION}", "So:", ONE),
+        (QWEN_XML, f"So:\n{FUNCTION}\n</tool_call>", "So:", ONE),
+        (QWEN_XML, f"{FUNCTION} More", "More", ONE),
         (QWEN_XML, "<function=now></function>", "", [("now", "{}")]),
         (
             QWEN_XML,

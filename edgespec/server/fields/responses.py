@@ -39,7 +39,6 @@ FIELDS = (
         read_items,
         "messages",
         required=True,
-        texts=True,
     ),
     Field("instructions", TEXT, "the system message, in front of the items", RESPONSES, texts=True),
     Field("max_output_tokens", _MOST, "the most tokens of an answer", RESPONSES, int, "max_tokens"),

@@ -53,6 +53,23 @@ class Allowed:
         return "string" in self.types or any(own.startswith('"') for own in self.members)
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The parameters that a schema names, with their own schemas, and the ``required`` ones, all in its order.
+
+    ``is_open``: it says that others may come too, or requires one that it does not describe.
+    """
+
+    properties: Mapping[str, Any]
+    required: Sequence[str]
+    is_open: bool
+
+
+def listed(schema: Mapping[str, Any]) -> Listed:
+    """The parameters in the schema of a tool's, an object, and in the schemas that it refers to or is made of."""
+    return _Schemas(schema).listed()
+
+
 def allowed(schema: Mapping[str, Any], parameter: str) -> Allowed | None:
     """What the schema of a tool's parameters, an object, says of one of them; None if it says nothing.
 
@@ -144,6 +161,28 @@ class _Schemas:
             parts.append(self._at(target))
         told = _told(or_, [self.parameter(each, name, depth + 1) for each in parts])
         return self.allowed(others, depth) if told is None else told
+
+    def listed(self) -> Listed:
+        """What the root lists."""
+        properties, required, is_open = dict[str, Any](), dict[str, None](), False
+        waiting = [(self._root, True)]
+        for schema, always in waiting:  # which grows
+            if not isinstance(schema, Mapping):
+                continue
+            own, stated, target = (schema.get(key) for key in ("properties", "required", "$ref"))
+            properties |= own if isinstance(own, Mapping) else {}
+            if always and isinstance(stated, list):
+                required |= {key: None for key in stated if isinstance(key, str)}
+            is_open = (
+                is_open or schema.get("additionalProperties", False) is not False or "patternProperties" in schema
+            )
+            if isinstance(target, str) and target not in self._looked_at:
+                self._looked_at.add(target)
+                waiting.append((self._at(target), always))
+            waiting += [(each, always) for each in _each(schema, "allOf")]
+            waiting += [(each, False) for key in ("anyOf", "oneOf") for each in _each(schema, key)]
+        known = [key for key in properties if key in required]
+        return Listed(properties, known, is_open or len(known) < len(required))
 
     def allowed(self, schema: Any, depth: int) -> Allowed | None:
         """What the schema allows."""

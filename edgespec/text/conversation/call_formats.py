@@ -221,8 +221,12 @@ GEMMA = CallFormat(
     models="Gemma 4", shown=("<|tool_call>", "call:"),
     heads=("<|tool_call>call:{name}",), syntax=MARKED, ends=("<tool_call|>",),
 )
+MISTRAL_LISTED = CallFormat(
+    models="Mistral Nemo, Mistral 7B v0.3, Ministral 8B", shown=("[TOOL_CALLS]", ', "id": "'),
+    opening="[TOOL_CALLS]", call=_LISTED,
+)
 MISTRAL = CallFormat(
-    models="Mistral Nemo and Small, Devstral, Ministral", shown=("[TOOL_CALLS]",),
+    models="Mistral Small, Devstral, Ministral 3", shown=("[TOOL_CALLS]",),
     opening="[TOOL_CALLS]", heads=("{name}[CALL_ID]{id}[ARGS]", "{name}[ARGS]", "{name}"),
 )
 LFM2 = CallFormat(
@@ -266,8 +270,8 @@ LLAMA = CallFormat(
 # The first whose texts a template has is its format.
 FORMATS = (
     QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, HARMONY, SOLAR, HUNYUAN, GLM, MINICPM,
-    GEMMA, LFM2, MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT_3, GIGACHAT, HERMES, FUNCTIONARY,
-    LLAMA,
+    GEMMA, LFM2, MISTRAL_LISTED, MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT_3, GIGACHAT, HERMES,
+    FUNCTIONARY, LLAMA,
 )
 # fmt: on
 

@@ -95,6 +95,8 @@ class CallReader:
             except NoCallError:
                 break
             calls += more
+        if not opened and form.closing:  # models that leave out the first mark may write the last
+            end = (yield from self._after(end, form.closing)) or end
         return end, calls
 
     def bare(self, at: int) -> Reading[Found]:

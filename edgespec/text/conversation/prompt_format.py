@@ -72,7 +72,7 @@ def _written_controls(tokenizer: Tokenizer, text: str, origins: str) -> Iterator
     @cache  # a template writes the same few texts around every message
     def controls(own: str) -> list[tuple[int, ControlToken]]:
         ids = tokenizer.encode(own, special=True)
-        return [(token, control) for token in ids if (control := tokenizer.control_token(token)) is not None]
+        return [(token, control) for token in ids if (control := _control(tokenizer, token)) is not None]
 
     for run in re.finditer(f"{OWN}+", origins):
         begin, end = run.span()
@@ -83,14 +83,23 @@ def _written_controls(tokenizer: Tokenizer, text: str, origins: str) -> Iterator
                 begin = at + len(control.text)
 
 
+def _control(tokenizer: Tokenizer, token: int) -> ControlToken | None:
+    return tokenizer.control_token(token) or tokenizer.marks.get(token)
+
+
 def _piece(tokenizer: Tokenizer, text: str, before: ControlToken | None, after: ControlToken | None) -> list[int]:
     """Tokens of text between two control tokens."""
     if before is not None and before.strips_right:
         text = text.lstrip(_BLANKS)
     if after is not None and after.strips_left:
         text = text.rstrip(_BLANKS)
-    ids = tokenizer.encode(text) if text else []
-    if any(control.text in text for token in set(ids) if (control := tokenizer.control_token(token)) is not None):
+    # The tokenizer makes a mark of any text that spells one, but not of its first character and the rest apart.
+    inside = "|".join(
+        f"(?<={re.escape(own.text[0])})(?={re.escape(own.text[1:])})" for own in tokenizer.marks.values()
+    )
+    parts = re.split(inside, text) if inside else [text]
+    ids = [token for part in parts if part for token in tokenizer.encode(part)]
+    if any(control.text in text for token in set(ids) if (control := _control(tokenizer, token)) is not None):
         raise InvalidRequestError(
             "a message spells out a control token of this model, and this model cannot read it as text",
             hint="write it differently, for example with a space inside",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.argument_values import allowed
+from edgespec.text.conversation.argument_values import Listed, allowed, listed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
 from edgespec.text.conversation.literals import JSON, PYTHON
 from edgespec.text.conversation.tool_use import ToolUse
@@ -24,6 +24,9 @@ _FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/", "{word}": "/[a-z]{
 # A fence is closed only where there is one before the arguments.
 _FENCE = "```"
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength", *_COMPOSED)
+# Each name is a pattern then, and each pattern is compared with the others.
+_MOST_IN_ANY_ORDER = 32
 
 
 def call_form(
@@ -97,6 +100,7 @@ class _Calls:
 
     spacing: Spacing = "line"
     may_be_strict = True
+    ordered = True  # the schema's order of arguments
 
     def __init__(self, use: ToolUse, names: Sequence[str]) -> None:
         self._format: CallFormat = use.format
@@ -126,17 +130,19 @@ class _Calls:
             if form.parameters:
                 yield from self._values(number, schema, lenient=lenient)
             else:
-                yield f"arguments{number}: {_json(closed(schema), self.spacing, lenient=lenient)}"
+                own = closed(schema) if self.ordered else in_any_order(closed(schema))
+                yield f"arguments{number}: {_json(own, self.spacing, lenient=lenient)}"
             name = function["name"]
             written = [self._call(call, name, arguments) for call in form.written or form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
 
     def _literal_functions(self) -> Iterator[str]:
-        literals = LiteralArguments(self._format.syntax, self._mark)
+        literals = LiteralArguments(self._format.syntax, self._mark, ordered=self.ordered)
         yield from literals.shared()
         for number, function in enumerate(self._functions):
             name, heads = function["name"], self._format.heads
-            yield from literals.rules(f"properties{number}", function["parameters"])
+            schema = function["parameters"]
+            yield from literals.rules(f"properties{number}", schema, self._listed(schema))
             yield f'arguments{number}: "{{" properties{number} "}}"'
             written = [self._call(head, name, f"arguments{number}") for head in heads]
             yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
@@ -157,21 +163,40 @@ class _Calls:
 
     # ------------------------------------------------------------------------------------- values between marks
 
+    def _listed(self, schema: Mapping[str, Any]) -> Listed:
+        """The parameters that the rules write. Raises InvalidRequestError if others could be lost by that."""
+        found = listed(schema)
+        if found.is_open and not (self.ordered and found.properties):
+            raise InvalidRequestError(
+                f"the calls of {self._format.models} can only be bound to parameters that a tool names",
+                hint="list them in the properties of the tool's parameters",
+                param="tools",
+            )
+        return found
+
     def _parameters(self, number: int, schema: Mapping[str, Any]) -> Iterator[str]:
-        stated = schema.get("required")
-        required = {key for key in stated if isinstance(key, str)} if isinstance(stated, list) else set[str]()
-        for place, key in enumerate(schema.get("properties", {})):
-            yield f"(value{number}_{place} blanks){'' if key in required else '?'}"
+        parameters = self._listed(schema)
+        values = {key: f"(value{number}_{place} blanks)" for place, key in enumerate(parameters.properties)}
+        if self.ordered:
+            yield from (f"{value}{'' if key in parameters.required else '?'}" for key, value in values.items())
+            return
+        others = " | ".join(value for key, value in values.items() if key not in parameters.required)
+        between = f"({others})*" if others else ""
+        yield between
+        for key in parameters.required:
+            yield f"{values[key]} {between}"
 
     def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
         begin, end = self._format.parameters[-1]
-        for place, (key, own) in enumerate(schema.get("properties", {}).items()):
+        for place, (key, own) in enumerate(self._listed(schema).properties.items()):
             rule = f"value{number}_{place}"
             may, padding = allowed(schema, key), self._format.padding
             is_text = may is None or may.has_strings
             kind = json.dumps(is_text)
             mark = self._mark(begin.replace("{key}", key).replace("{kind}", kind) + padding)
             closing = self._mark(padding + end)
+            if is_text and not lenient:
+                self._check_text(key, own)
             if may is not None and may.members and not may.types:
                 texts = [json.loads(each) for each in sorted(may.members)]
                 said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in texts)
@@ -179,12 +204,21 @@ class _Calls:
             elif not is_text:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
                 yield f"{rule}: {mark} {rule}_json {closing}"
-                yield f"{rule}_json: {_json({**shared, **own}, lenient=lenient)}"
+                yield f"{rule}_json: {_json({**shared, **own}, self.spacing, lenient=lenient)}"
             elif end in self._controls:
                 yield f"{rule}: {mark} /(?s:.*)/ {self._mark(end)}"
             else:
                 yield f"{rule}: {mark} {rule}_text"
-                yield f"{rule}_text[suffix={lark_text(padding + end)}]: /(?s:.*)/"
+                yield f"{rule}_text[suffix={lark_text(end)}]: /(?s:.*)/"  # the padding is part of the text for it
+
+    def _check_text(self, key: str, own: Any) -> None:
+        """Raise InvalidRequestError for a strict tool's text that could not be kept: its grammar is any text."""
+        if isinstance(own, Mapping) and (found := [word for word in _OF_TEXTS if word in own]):
+            raise InvalidRequestError(
+                f"the calls of {self._format.models} cannot keep {found[0]} of {key!r:.60} in a strict tool",
+                hint="leave strict out",
+                param="tools",
+            )
 
     # ------------------------------------------------------------------------------------------------------ marks
 
@@ -212,6 +246,7 @@ class _BegunCalls(_Calls):
 
     spacing: Spacing = "free"
     may_be_strict = False
+    ordered = False
 
     def marked(self) -> Iterator[str]:
         """The rule ``begun`` of calls that begin with a mark, whose first token may hold other text before it."""
@@ -279,6 +314,23 @@ class _BegunCalls(_Calls):
 
 def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
+
+
+def in_any_order(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of an object whose optional properties may come in any order, behind the required ones.
+
+    llguidance takes ``properties`` in their order, and names that match a pattern behind them in any. A schema that
+    has patterns or is composed, or that has too many properties, stays as it is.
+    """
+    found, properties = listed(schema), schema.get("properties")
+    if any(key in schema for key in _COMPOSED) or not isinstance(properties, Mapping):
+        return schema
+    free = {key: each for key, each in properties.items() if key not in found.required}
+    if not 1 < len(free) <= _MOST_IN_ANY_ORDER:
+        return schema
+    patterns = {f"^{re.escape(key)}$": each for key, each in free.items()}
+    kept = {key: each for key, each in properties.items() if key not in free}
+    return {**schema, "properties": kept, "patternProperties": patterns}
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,16 +59,16 @@ class FormCursor:
         self._mask: UintArray | None = None  # of this place, once it was asked for
 
     def at(self, tokens: Sequence[int]) -> None:
+        given = list(tokens)
+        shared = common_prefix(self._tokens, given)
         # Nothing follows a stop token, and a matcher whose text is complete takes none.
-        wanted = list(itertools.takewhile(lambda token: token not in self._stop_ids, tokens))
-        shared = common_prefix(self._tokens, wanted)
-        if shared == len(self._tokens) == len(wanted):
+        following = list(itertools.takewhile(lambda token: token not in self._stop_ids, given[shared:]))
+        if shared == len(self._tokens) and not following:
             return
         self._mask = None
         if shared < len(self._tokens):
             self._matcher.rollback(len(self._tokens) - shared)
             del self._tokens[shared:]
-        following = wanted[shared:]
         taken = self._matcher.try_consume_tokens(following) if following else 0
         self._tokens += following[:taken]
         self._check()
@@ -144,7 +144,7 @@ class Forms:
         made = _compile(form, self._vocabulary, self._tokenizer.stop_ids)
         with self._lock:
             kept[form] = made
-            most = max(_MOST_KEPT_BYTES, len(form.text))
+            most = max(_MOST_KEPT_BYTES, 2 * len(form.text))  # a set of tools has two, with marks and without
             while len(kept) > _MOST_KEPT or sum(len(each.text) for each in kept) > most:
                 kept.popitem(last=False)
         return made

@@ -7,10 +7,10 @@ and the patterns and lengths of texts, are free.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edgespec.text.conversation.argument_values import allowed
+from edgespec.text.conversation.argument_values import Allowed, Listed, allowed
 from edgespec.text.conversation.literals import PYTHON, Syntax
 from edgespec.text.grammar.form import lark_text
 
@@ -18,9 +18,10 @@ _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multi
 
 
 class LiteralArguments:
-    """The rules of arguments in a ``syntax``. ``mark`` gives a mark in Lark."""
+    """The rules of arguments in a ``syntax``, ``ordered`` as in the schema or not. ``mark`` gives a mark in Lark."""
 
-    def __init__(self, syntax: Syntax, mark: Callable[[str], str]) -> None:
+    def __init__(self, syntax: Syntax, mark: Callable[[str], str], *, ordered: bool) -> None:
+        self._ordered = ordered
         self._python = syntax == PYTHON
         self._mark = mark
         (*_, self._quote) = syntax.quotes
@@ -51,14 +52,18 @@ class LiteralArguments:
         mark = self._mark(self._quote)
         return f"/(?s:.*)/ {mark}" if mark.startswith("<[") else "literal_rest"
 
-    def rules(self, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-        """The rule ``name`` of the properties of a schema, in its order, with commas between them."""
-        stated = schema.get("required")
-        required = {key for key in stated if isinstance(key, str)} if isinstance(stated, list) else set[str]()
-        keys = list(schema.get("properties", {}))
+    def rules(self, name: str, schema: Mapping[str, Any], parameters: Listed) -> Iterator[str]:
+        """The rule ``name`` of the parameters of a schema, with commas between them."""
+        keys, required = list(parameters.properties), parameters.required
+        for place, key in enumerate(keys):
+            value = self._value(allowed(schema, key), parameters.properties[key])
+            yield f"{name}_item{place}: {lark_text(key)} {self._sign} ({value})"
+        items = {key: f"{name}_item{place}" for place, key in enumerate(keys)}
+        if not self._ordered:
+            yield f"{name}: {self._in_any_order(items, required)}"
+            return
         yield f"{name}: {name}_0"
         for place, key in enumerate(keys):
-            yield f"{name}_item{place}: {lark_text(key)} {self._sign} ({self._value(schema, key)})"
             first, more = f"{name}_item{place} {name}_more{place + 1}", f"{name}_more{place + 1}"
             optional = key not in required
             yield f"{name}_{place}: {first}" + (f" | {name}_{place + 1}" if optional else "")
@@ -66,8 +71,19 @@ class LiteralArguments:
         yield f'{name}_{len(keys)}: ""'
         yield f'{name}_more{len(keys)}: ""'
 
-    def _value(self, schema: Mapping[str, Any], key: str) -> str:
-        may, own = allowed(schema, key), schema["properties"][key]
+    def _in_any_order(self, items: Mapping[str, str], required: Sequence[str]) -> str:
+        """The required parameters in their order, and the others anywhere between them."""
+        others = f"({' | '.join(item for key, item in items.items() if key not in required)})"
+        if others == "()":
+            return f" {self._between} ".join(items.values()) or '""'
+        if not required:
+            return f"({others} ({self._between} {others})*)?"
+        behind = f"({self._between} {others})*"
+        return f"({others} {self._between})* " + f" {self._between} ".join(
+            f"{items[key]} {behind}" for key in required
+        )
+
+    def _value(self, may: Allowed | None, own: Any) -> str:
         if may is None:
             return "literal_value"
         found = [self._literal(json.loads(each)) for each in sorted(may.members)]

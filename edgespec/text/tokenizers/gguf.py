@@ -85,6 +85,10 @@ class GgufTokenizer:
         return self._vocabulary.suppressed
 
     @property
+    def marks(self) -> Mapping[int, ControlToken]:
+        return self._vocabulary.marks
+
+    @property
     def bos_token(self) -> str:
         return self._text_of(self._vocabulary.bos)
 

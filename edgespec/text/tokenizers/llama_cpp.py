@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
-from edgespec.text.tokenizers.vocabulary import StatedKinds, suppressed
+from edgespec.text.tokenizers.vocabulary import MARKS, StatedKinds, suppressed
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -81,6 +81,13 @@ class LlamaTokenizer:
     @cached_property
     def suppressed(self) -> frozenset[int]:
         return suppressed(self._header, self._size)
+
+    @cached_property
+    def marks(self) -> Mapping[int, ControlToken]:
+        found = {text: self.encode(text, special=True) for text in MARKS}
+        shown = {text: ids[0] for text, ids in found.items() if len(ids) == 1 and self.control_token(ids[0]) is None}
+        with self._lock:
+            return {token: ControlToken(text=text) for text, token in shown.items() if not self._is_text(token)}
 
     def _is_text(self, token: int) -> bool:
         """Whether the file calls it ordinary text; llama.cpp decides by some well-known texts."""

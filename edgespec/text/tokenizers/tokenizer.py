@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,6 +51,10 @@ class Tokenizer(Protocol):
     @property
     def eos_token(self) -> str:
         """Text of the end-of-sequence token, or ""."""
+
+    @property
+    def marks(self) -> Mapping[int, ControlToken]:
+        """Control tokens that are shown: gpt-oss's marks of turns. ``encode`` makes them of any text."""
 
     @property
     def fill_in(self) -> FillInTokens | None:

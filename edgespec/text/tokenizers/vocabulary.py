@@ -56,6 +56,8 @@ _FILL_IN_ENDS = ("fim_pad", "fim_rep", "fim_sep")
 _OLDER_KEYS = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 # gpt-oss marks its channels with these tokens; they are shown.
 _SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
+# Tokens that a template writes as marks of turns, and that may be shown.
+MARKS = (*sorted(_SHOWN), "<|end|>")
 
 # Default begin- and end-of-sequence ids.
 _DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2), GEMMA_4: (None, None)}
@@ -123,9 +125,9 @@ class Vocabulary:
 
     ``texts`` are spelled as in the file: BPE with a letter for each byte, the others with ▁ for a blank
     (``has_blanks``). ``ids`` are the ids by text. ``specials`` are in matching order, longest first; ``controls`` are
-    the control tokens among them. ``split`` is how text is cut into words, for BPE only. ``adds_bos``: the model
-    expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece prepends a blank to the text.
-    ``fill_in``: the tokens of a prompt with a hole, if the model has them.
+    the control tokens among them, and ``marks`` shown ones. ``split`` is how text is cut into words, for BPE only.
+    ``adds_bos``: the model expects a begin-of-sequence token before raw text. ``adds_blank``: SentencePiece
+    prepends a blank to the text. ``fill_in``: the tokens of a prompt with a hole, if the model has them.
     """
 
     def __init__(self, header: GgufHeader) -> None:
@@ -149,6 +151,12 @@ class Vocabulary:
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
         self.suppressed = suppressed(header, len(self.texts))
+        shown = {self.ids[text]: text for text in MARKS if text in self.ids}
+        self.marks = {
+            token: ControlToken(text=text)
+            for token, text in shown.items()
+            if self.kinds[token] == Kind.USER_DEFINED and not stated.is_text(token, text)
+        }
         usual = self.split is None or self.split.adds_bos
         # llama.cpp adds Gemma 4's whatever the file says.
         self.adds_bos = self.bos is not None and (self.model == GEMMA_4 or self._flag("add_bos_token", usual))
