@@ -157,7 +157,7 @@ class Measurements:
                 alone = False
             except CancelledError:
                 raise
-            except (OSError, EdgespecError, NotImplementedError):
+            except (OSError, EdgespecError):
                 alone = True  # without a folder for locks no other process holds one either
             yield alone
 

@@ -138,14 +138,15 @@ def bench(
 
     state, began = state_of(ctx), time.monotonic()
     names = parse_arms(arms)
-    sampling = drawn.over(Sampling(), seed=seed)
     name, prompts = _prompts(suite, limit, category or [])
     if plot is not None:
         _check_plot(plot)
-    if log is not None and not log.parent.is_dir():
-        raise InvalidRequestError(f"the folder {log.parent} for the log {log.name} does not exist")
+    if log is not None and (log.is_dir() or not log.parent.is_dir()):
+        where = f"the folder {log.parent} for the log {log.name} does not exist"
+        raise InvalidRequestError(f"the log {log} is a folder" if log.is_dir() else where)
     # A history would guess from the answer to the same prompt a moment ago.
     chosen = replace(flags.resolve(), history=False)
+    sampling = drawn.over(Sampling(rule=chosen.rule), seed=seed)
     others = _find_comparable(chosen, compare, state) if compare else ()
     with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
         cap = engine.pair.depth_cap_allowed
@@ -186,15 +187,18 @@ def bench(
         }
         report |= {"sampling": {name: getattr(sampling, name) for name in _DRAWN}}
         calibration = calibration_report(engine.pair, bandwidth).as_json()
+        failures = list[EdgespecError]()
         if log is not None:
-            _log(engine, prompts, log, max_tokens, sampling, state)
+            try:
+                _log(engine, prompts, log, max_tokens, sampling, state)
+            except EdgespecError as error:  # the report is worth more
+                failures.append(error)
     if json:
         print_json(report)
         state.answered = True
     else:
         _print(report, verbose=state.verbose)
     # The report is printed: later failures go to stderr only, so that stdout has one JSON object.
-    failures = []
     if report["identical_fraction"] not in (None, 1.0) and chosen.exactness == "stable":
         failures.append(
             EdgespecError(

@@ -134,6 +134,7 @@ class AnswerTask:
         self._ahead = threading.Semaphore(_EVENTS_AHEAD)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
+        self.began = False  # whether the conversation is the turn's
         # The session's jobs for it. ``decoded``: None until it begins; ``ending``: nothing can cancel it any more.
         self.decoded: Future[None] | None = None
         self.ending = False

@@ -496,6 +496,7 @@ class Session:
             shared = kept.fill(self._owner, turn.tokens, savable)
         answer.stats.cached_tokens = shared
         conversation.begin(turn, answer.history)
+        answer.began = True
         self._chooser.sampling, self._chooser.seed_is_fresh = answer.sampling, answer.seed_is_fresh
         self._chooser.not_before = answer.ends.not_before
         self._chooser.begins, self._chooser.bound = len(turn.tokens), answer.bound
@@ -604,7 +605,8 @@ class Session:
         if self._speculation is None:
             self._pair.answered(answer.depth, beside_others=answer.neighbours.busy)
         conversation = self._conversation
-        conversation.end(answer.turn, answer.said, answer.said_ids)
+        if answer.began:  # else the conversation is the one before it
+            conversation.end(answer.turn, answer.said, answer.said_ids)
         if self._pair.answers is not None:
             self._pair.answers.add(answer.said_ids)
         kept, savable = self._pair.prefixes, self._savable

@@ -21,7 +21,7 @@ _FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def expanded(path: Path | str) -> Path:
-    """The path with its ``~`` or ``~name`` replaced; as it is where nobody has such a home folder."""
+    """The path with its ``~`` or ``~name`` replaced; unchanged where no user has such a home folder."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 

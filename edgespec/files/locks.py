@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ def locked(path: Path, doing: str, job: Job = QUIET, *, timeout_s: float = math.
     """Hold the lock at ``path``, which processes hold while they are ``doing`` something, as in "fetching tiny".
 
     The job hears of a wait once, and may end it. Raises StoreLockedError after ``timeout_s`` seconds,
-    CancelledError, OSError, and NotImplementedError where the file system has no locks.
+    CancelledError, and OSError, also where the file system has no locks.
     """
     lock = filelock.FileLock(path)
     deadline, told = time.monotonic() + timeout_s, False
@@ -32,6 +34,8 @@ def locked(path: Path, doing: str, job: Job = QUIET, *, timeout_s: float = math.
             break
         except filelock.Timeout:
             pass
+        except NotImplementedError as error:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(path)) from error
         if not told:
             job.tell("waiting for another process", "waiting", note=f"another process is {doing}")
             told = True

@@ -80,14 +80,14 @@ class Steps:
 
 
 async def _result_of(future: Future[T]) -> T:
-    """The result; a caller that is cancelled leaves it to the thread, and nobody hears of an error after that."""
+    """The result; a caller that is cancelled leaves it to the thread, whose error is then dropped."""
     awaited = asyncio.wrap_future(future)
     awaited.add_done_callback(take_error)
     return await asyncio.shield(awaited)
 
 
 def take_error(future: asyncio.Future[Any]) -> None:
-    """Take the error of what nobody awaits any more, so that asyncio does not write it as a traceback."""
+    """Take the error of what is no longer awaited, so that asyncio does not write it as a traceback."""
     if not future.cancelled():
         future.exception()
 

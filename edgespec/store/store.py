@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -330,10 +329,20 @@ class Store:
                         ) from error
             return RemovedModel(name=name, freed_bytes=freed, kept=kept, in_use=tuple(in_use))
 
-    def _locked(self, name: str, job: Job) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def _locked(self, name: str, job: Job) -> Iterator[None]:
         """Hold the model's lock."""
         path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
-        return locked(path, f"fetching or removing {name}", job, timeout_s=self._lock_timeout_s)
+        with contextlib.ExitStack() as held:
+            lock = locked(path, f"fetching or removing {name}", job, timeout_s=self._lock_timeout_s)
+            try:
+                held.enter_context(lock)
+            except OSError as error:
+                raise EdgespecError(
+                    f"{path} cannot be locked: {error.strerror or error}",
+                    hint="set EDGESPEC_HOME to a folder of your own on a disk that has locks",
+                ) from error
+            yield
 
 
 def _stored(manifest: Manifest, folder: Path) -> StoredModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import edgespec.bench.draft_log as draft_log
 import edgespec.bench.plots as plots_module
 import edgespec.bench.run as run_module
 import edgespec.calibration.measurement_store as store_module
@@ -416,6 +417,7 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--plot", "figure"), "cannot be written as figure"),
         (("--plot", "nowhere/figure.png"), "the folder nowhere for the plot figure.png does not exist"),
         (("--log", "nowhere/log.jsonl"), "the folder nowhere for the log log.jsonl does not exist"),
+        (("--log", "."), "the log . is a folder"),
         (("--exactness", "sometimes"), "exactness"),
         (("model", "extra"), "extra"),
     ],
@@ -467,6 +469,23 @@ def test_bench_writes_the_report_and_a_log_of_predictions(
     header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert header["answers"] == len(lines) == result.json["suite"]["prompts"]
     assert all(1 <= len(line["target"]) == len(line["token_ids"]) <= 4 for line in lines)
+
+
+def test_the_report_is_printed_even_if_the_log_fails(
+    here: InProcess,
+    pair: tuple[str, ...],
+    suite: Path,
+    tmp_path: Path,
+    fake: FakeRun,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **_more: object) -> None:
+        raise InvalidRequestError("the disk is full")
+
+    monkeypatch.setattr(draft_log, "write_draft_log", refuse)
+    result = here("bench", *pair, "--suite", suite, "--log", tmp_path / "log.jsonl", "--json")
+    assert (result.code, "the disk is full" in result.err) == (1, True)
+    assert result.json["arms"]
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])

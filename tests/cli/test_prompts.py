@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import stat
 import sys
 from collections.abc import Iterator
@@ -191,7 +192,7 @@ def test_a_prompt_of_another_chat_survives_the_shortening(tmp_path: Path, monkey
 
 def test_prompts_are_written_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object, **_settings: object) -> None:
-        raise NotImplementedError
+        raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr(prompt_history, "locked", none)
     PromptHistory(Home(tmp_path)).add("hello")

@@ -114,7 +114,7 @@ def test_behind_a_guess_that_the_form_forbids_nothing_is_guessed() -> None:
         context = [*PROMPT, wrong]
         assert (own.allows(context, [1]), list(own.forced(context))) == (0, [])
         assert own.draft(Rows(1, lambda _: scores), 0, context, None) is None
-        assert own.allows(PROMPT, FORM.allowed([])[:1]) == 1, "the cursor goes on"
+        assert own.allows(PROMPT, FORM.allowed([])[:1]) == 1, "the cursor still works"
 
 
 @pytest.mark.parametrize("rule", ["greedy", "keyed"])

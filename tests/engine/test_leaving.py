@@ -197,8 +197,10 @@ def test_cancel_while_the_cache_is_rewound_ends_the_answer_without_an_error(
         raise CancelledError("the forward was cancelled")
 
     monkeypatch.setattr(session, "_take_over", cancelled)  # a state that goes back reads some tokens again
-    done = answer(session.generate("hello again", max_tokens=5))
-    assert (done.token_ids, done.finish_reason) == ((), "cancelled")
+    begun = [{"role": "user", "content": "another one"}, {"role": "assistant", "content": "It"}]
+    for asked in ({"prompt": "hello again"}, {"messages": begun}):
+        done = answer(session.generate(**asked, max_tokens=5))
+        assert (done.token_ids, done.finish_reason) == ((), "cancelled")
     monkeypatch.undo()
     assert session.messages == messages
     assert answer(session.generate("more", max_tokens=5)).finish_reason == "length"

@@ -249,6 +249,22 @@ def test_after_failures_the_drafter_reads_a_few_tokens_to_test_its_guesses() -> 
         unknown.record(round_of(context=300))
 
 
+@pytest.mark.parametrize(("lag", "unread", "window"), [(60, 0, None), (60, 2900, LOOK), (1600, 0, LOOK)])
+def test_a_look_keeps_what_the_drafter_has_read_if_that_is_more_than_it_lacks(
+    lag: int, unread: int, window: int | None
+) -> None:
+    costs = replace(believed(NATIVE), checked=False)
+    own = DepthControl(costs, NATIVE.depth_cap, history=replace(NO_HISTORY, greedy=(20.0, -1000.0, 0.0)))
+    answer = begun(own, 3000, prompt_s=NATIVE.prompt_s(3000))
+    for _ in range(400):
+        allowance = answer.allow("model", lag, unread)
+        if allowance.depth:
+            assert (allowance.window, allowance.hindsight) == (window, HINDSIGHT)
+            return
+        answer.record(round_of(context=3000))
+    raise AssertionError("never looked")
+
+
 def first_look(own: DepthControl) -> int:
     """Tokens of an answer when the drafter first guesses in hindsight. The prompt is too long to be read."""
     answer = begun(own, 3000, prompt_s=NATIVE.prompt_s(3000))

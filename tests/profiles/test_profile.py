@@ -418,7 +418,7 @@ def test_an_unknown_profile_lists_the_known_ones_and_the_nearest(load: Load, use
     assert error.hint == f"Did you mean laptop? Known profiles: {known}."
     assert "no profile file" in failure(load, "./nowhere.toml").message
     assert "no profile file" in failure(load, f"./{'x' * 300}.toml").message
-    assert "no profile file" in failure(load, "~nobody-of-this-name/x.toml").message
+    assert "no profile file" in failure(load, "~absent-user/x.toml").message
     assert "no profile file" in failure(load, "../profiles/desk").message
     (user / "profiles" / "desk.toml").write_text('inherits = "gone"\n')
     assert failure(load, "desk").message == 'there is no profile "gone"'

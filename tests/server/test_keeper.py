@@ -235,7 +235,7 @@ async def test_a_cancelled_caller_does_not_wait_for_the_thread_and_further_steps
 
 
 @pytest.mark.anyio
-async def test_an_error_behind_a_cancelled_caller_is_no_traceback_of_asyncios() -> None:
+async def test_asyncio_writes_no_traceback_of_an_error_behind_a_cancelled_caller() -> None:
     threads, release, told = Threads(), threading.Event(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 

@@ -54,7 +54,7 @@ def test_a_user_without_a_home_folder_has_no_models_of_other_programs_there(monk
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it returns without a home folder
     monkeypatch.setattr(os, "environ", {})
     assert ModelFolders.here().hub_cache == Path("~/.cache/huggingface/hub")
-    assert expanded("~nobody-of-this-name/x") == Path("~nobody-of-this-name/x")
+    assert expanded("~absent-user/x") == Path("~absent-user/x")
 
 
 def test_environment_variables_locate_other_programs_models(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_file_name_that_is_a_path_elsewhere_on_some_system_is_refused(
     assert hub.requests == []
 
 
-def test_a_redirect_that_cannot_be_read_is_no_answer_of_a_hub(fetch: Fetch, hub: HubServer) -> None:
+def test_a_redirect_that_cannot_be_read_does_not_come_from_a_hub(fetch: Fetch, hub: HubServer) -> None:
     hub.redirect_to = "http://[x"
     with pytest.raises(DownloadError, match="does not answer like a model hub"):
         fetch()

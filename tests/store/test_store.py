@@ -230,9 +230,8 @@ def test_a_manifest_with_a_path_outside_its_folder_is_ignored(home: Home, spec: 
 def test_a_model_whose_file_cannot_be_looked_at_is_missing(home: Home, spec: ModelSpec) -> None:
     store = Store(home)
     store.fetch(spec)
-    manifest = json.loads(manifest_of(home).read_text())
-    manifest["files"][0]["path"] = str(home.root / ("x" * 300))
-    manifest_of(home).write_text(json.dumps(manifest))
+    document = json.loads(manifest_of(home).read_text())
+    manifest_of(home).write_text(json.dumps(document | {"path": str(home.root / ("x" * 300))}))
     assert store.list() == []
     assert store.find("tiny") is None
     assert len(store.ignored()) == 1
@@ -312,6 +311,19 @@ def test_a_wait_for_the_store_lock_is_reported_times_out_and_can_be_cancelled(ho
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("refusal", [NotImplementedError(), PermissionError(13, "Permission denied")])
+def test_a_disk_without_locks_is_an_error_of_ours(
+    home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    def refuse(*_: object, **_more: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(filelock.FileLock, "acquire", refuse)
+    with pytest.raises(EdgespecError, match=r"tiny\.lock cannot be locked: ") as caught:
+        Store(home).fetch(spec)
+    assert "EDGESPEC_HOME" in (caught.value.hint or "")
+
+
 def test_a_killed_fetch_leaves_no_model_and_no_lock(home: Home, spec: ModelSpec) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(home.root), repr(spec)], stdout=subprocess.DEVNULL)
     end = time.monotonic() + 60

@@ -53,7 +53,7 @@ class PromptHistory:
         """Hold the lock under which chats write the file, where there are locks. Raises EdgespecError, OSError."""
         folder = self._user_home.create(self._user_home.locks)
         with contextlib.ExitStack() as stack:
-            with contextlib.suppress(NotImplementedError, StoreLockedError):
+            with contextlib.suppress(OSError, StoreLockedError):
                 lock = locked(folder / "prompts.lock", "writing the prompts", timeout_s=_LOCK_WAIT_S)
                 stack.enter_context(lock)
             yield

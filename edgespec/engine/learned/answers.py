@@ -64,6 +64,7 @@ class KeptAnswers:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._waiting: list[Text] = []  # answers that no job of the pool has taken yet
+        self._scheduled = False  # whether a job will take them
         self._closed = False
         self.text: StoredText | None = None
         self.notice: str | None = None
@@ -83,16 +84,16 @@ class KeptAnswers:
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(1, thread_name_prefix="edgespec-history")
-            first = not self._waiting
             self._waiting.append(Text(sound[-(self._most - 1) :]))
             self._shorten(self._waiting)
-            if first:
-                with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            if not self._scheduled:
+                with contextlib.suppress(RuntimeError):  # no thread can be started, or the interpreter is ending
                     self._pool.submit(self._add_waiting)
+                    self._scheduled = True
 
     def _add_waiting(self) -> None:
         with self._lock:
-            answers, self._waiting = self._waiting, []
+            answers, self._waiting, self._scheduled = self._waiting, [], False
         kept = False
         try:
             with answers_lock(self._home):
@@ -102,7 +103,7 @@ class KeptAnswers:
                     self._home.create(self._home.answers)
                     self.text.save(self.path)
                     self._stamp = _stamp(self.path)
-        except (OSError, EdgespecError, NotImplementedError):
+        except (OSError, EdgespecError):
             # A full disk, a home that cannot be written, a lock held for long: the answer is kept in memory.
             if not kept:
                 self.text = self._with(answers)

@@ -174,7 +174,7 @@ class Prefixes:
                 self._home.create(path.parent).chmod(0o700)
                 write_beginnings(path, known)
                 self._unwritten = None
-        except (EdgespecError, OSError, NotImplementedError) as error:
+        except (EdgespecError, OSError) as error:
             self._say_once(f"the beginnings of conversations are not remembered: {_words(error)}")
 
     def _want(self, prompt: _Prompt, shared: int) -> None:

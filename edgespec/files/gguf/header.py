@@ -65,6 +65,7 @@ _LIMITS: Mapping[str, tuple[int, int]] = {
     "attention.value_length": (1, 2**16),
     "attention.key_length_swa": (1, 2**16),
     "attention.value_length_swa": (1, 2**16),
+    "attention.sliding_window": (0, 2**32 - 1),
     "attention.shared_kv_layers": (0, 512),
     "embedding_length_per_layer_input": (0, 2**16),
     "rope.dimension_count": (0, 2**16),

@@ -159,10 +159,10 @@ class AnswerDepth:
         elif (bought := self._buys(cost, lag, unread, 0.0)) is not None:
             self._begin()
             read, window = bought, bought if bought != lag else None
-        elif self._looks(cost, lag):
+        elif (looked := self._looks(cost, lag, unread)) is not None:
             self._control.forget_slowness()
-            read = window = LOOK
-            self._timed, self._skipped = False, self._context - LOOK
+            read, window = looked, looked if looked != lag else None
+            self._timed, self._skipped = False, unread if window is None else self._context - looked
             checking = not self._costs.checked
         else:
             return OFF
@@ -220,7 +220,7 @@ class AnswerDepth:
             if cost is None or control.hopeless or self._loading or not self._done or self._unsuited:
                 return False
             load_s = LOAD_MARGIN * control.load_s * max(1.0, self._times.factor, self._times.latest)
-            if self._buys(cost, lag, 0, load_s) is None and not self._checks(cost, lag, load_s):
+            if self._buys(cost, lag, 0, load_s) is None and not self._checks(cost, min(lag, LOOK), load_s):
                 return False
             self._loading, control.load_s, control.missed_s = True, 0.0, 0.0
             return True
@@ -263,25 +263,29 @@ class AnswerDepth:
             self._next_look = self._done + max(2, self._done // 16)
         return None
 
-    def _looks(self, cost: DraftCost, lag: int) -> bool:
-        """Whether to read a few tokens only to see which of them the drafter would have guessed."""
+    def _looks(self, cost: DraftCost, lag: int, unread: int) -> int | None:
+        """How many tokens to read only to see which of them the drafter would have guessed; None: not now.
+
+        A few, or all that it lacks where it has read more than that: a few alone would drop what it has read.
+        """
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
         if rests or self._rate is not None or self._pipelined or lag <= LOOK:
-            return False
-        if self._pauses(LOOK * cost.lag_token_s):
-            return False
-        price_s = LOOK * cost.lag_token_s + self._lost_s(cost, 1)
+            return None
+        read = lag if self._context - lag - unread >= lag else LOOK
+        if self._pauses(read * cost.lag_token_s):
+            return None
+        price_s = read * cost.lag_token_s + self._lost_s(cost, 1)
         gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
-        return self._checks(cost, lag, 0.0) or self._earns(price_s, gain, price_s)
+        return read if self._checks(cost, read, 0.0) or self._earns(price_s, gain, price_s) else None
 
-    def _checks(self, cost: DraftCost, lag: int, load_s: float) -> bool:
+    def _checks(self, cost: DraftCost, read: int, load_s: float) -> bool:
         """Whether to look only to time the drafter.
 
         Until answers have confirmed the measured times, it might be better than they say.
         """
         if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
             return False
-        price_s = load_s + min(lag, LOOK) * cost.lag_token_s + self._lost_s(cost, 1)
+        price_s = load_s + read * cost.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
