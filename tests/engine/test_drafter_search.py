@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from edgespec import CancelledError, Engine, InvalidRequestError, Limits, ModelN
 from edgespec.calibration.kinds import ACCEPTANCE
 from edgespec.engine.pair import drafter_choice, drafter_search
 from edgespec.engine.pair.drafter_gain import Judgement
+from edgespec.errors import ModelFileError
 from edgespec.files import model_file
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.vocabulary import compare_vocabularies
@@ -438,6 +440,26 @@ def test_a_deleted_file_of_the_store_is_not_fetched_again(
     with load(tiny.slow, home, download=True) as engine:
         assert drafter_of(engine) is None
         assert why_not(engine) == {name: "unreadable"}
+
+
+def test_an_error_of_the_disk_is_not_remembered(
+    user: User, tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user.to_lm_studio("x/small.gguf", tiny.target.read_bytes())
+    locate_it = Locator.locate
+
+    def stale(locator: Locator, name: str) -> object:
+        if name.endswith("small.gguf"):
+            raise ModelFileError(Path(name), "the file cannot be read") from OSError(errno.ESTALE, "stale handle")
+        return locate_it(locator, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Locator, "locate", stale)
+        with load(tiny.slow, home) as engine:
+            assert drafter_of(engine) is None
+            assert why_not(engine) == {"small.gguf": "unreadable"}
+    with load(tiny.slow, home) as engine:
+        assert drafter_of(engine) == "small"
 
 
 # ------------------------------------------------------------------------------------------------ bounds

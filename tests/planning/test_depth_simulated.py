@@ -377,6 +377,12 @@ def test_a_drafter_far_slower_than_calibrated_drafts_in_six_rounds_at_most(slowe
     assert len(answer.drafted_at()) <= 6
 
 
+def test_a_drafter_too_slow_to_believe_is_believed_after_three_rounds() -> None:
+    sources = [Source(text=always(0.8), cost=READING)]
+    answer = decode(taught(0.8), sources, Machine(curve=NATIVE, drafter_slower=lambda place: 1e4), tokens=1000)
+    assert 3 <= len(answer.drafted_at()) <= 6
+
+
 @pytest.mark.parametrize("slower", [2.0, 3.0, 4.0, 8.0])
 def test_a_drafter_slower_than_calibrated_costs_little_time(slower: float) -> None:
     sources = [Source(text=always(0.8), cost=READING)]

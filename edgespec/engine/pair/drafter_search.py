@@ -267,16 +267,18 @@ class DrafterSearch:
         if file.bytes >= self._target.weight_bytes:
             self._why_not[file] = Reason("not_smaller", "it is as large as the target")
             return None
-        note = self._notes.of(file)
+        note, may_pass = self._notes.of(file), False
         if not _is_known(note, self._target.identity, self._key_of(note)):
             if not self._has_time():
                 self._why_not[file] = Reason("not_looked_at", "it was not read yet: the next start continues")
                 return None
-            self._look_at(file, note)
+            may_pass = self._look_at(file, note)
         key = self._key_of(note)
         reason = _refusal(note, self._target.identity, key)
         if reason is not None:
             self._why_not[file] = reason
+            if may_pass:
+                note.refused = None
             return None
         facts = read_facts(note.described[key]["facts"])
         if facts.follows and (unread := self._unread(file)) is not None:
@@ -302,8 +304,8 @@ class DrafterSearch:
         self._locator.job.check("loading was cancelled")
         return now < self._until
 
-    def _look_at(self, file: FileOnDisk, note: FileNote) -> None:
-        """Read the file's header and note the result."""
+    def _look_at(self, file: FileOnDisk, note: FileNote) -> bool:
+        """Read the file's header and note the result. Whether it was an error of the disk, which may pass."""
         try:
             located = self._locator.locate(file.name)
             note.refused = _no_drafter(located)
@@ -313,9 +315,9 @@ class DrafterSearch:
             raise
         except EdgespecError as error:
             note.refused = f"{_UNREADABLE}: {error.message}"
-            return
+            return isinstance(error.__cause__, OSError)
         if note.refused is not None or note.vocabularies[self._target.identity] is not None:
-            return
+            return False
         # Prepared apart: what is prepared for use has the map itself, which takes seconds to make.
         own = self._prepare
         prepare = Preparation(own.profile, own.threads, own.context_length)
@@ -325,6 +327,7 @@ class DrafterSearch:
             note.described[self._key_of(note)] = {"facts": to_json(prepare.drafter(located).facts)}
         except EdgespecError as error:
             note.described[self._key_of(note)] = {"refused": error.message}
+        return False
 
     def _key_of(self, note: FileNote) -> str:
         """The key of the file's description: with another vocabulary its weights are kept in other bits."""

@@ -19,6 +19,7 @@ While other answers are computed in the same steps, time counts for each of them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -93,6 +94,7 @@ class AnswerDepth:
         self._rate_tokens = self._rate_s = 0.0
         self._bought_at: int | None = None
         self._rivals = Rivals()
+        self._wild = 0  # the last rounds in a row that took far longer than is plausible
         self._places = self._right = 0  # guesses of the drafting model that the text has judged, and the right ones
         self._load = Load()
         self._loading, self._read, self._asked = False, 0, 0
@@ -372,7 +374,9 @@ class AnswerDepth:
                 cost = control.price(record.source or "", times, self._context) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
-                if seen is None or not 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s:
+                self._wild = 0 if 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s else self._wild + 1
+                # A stall alone says nothing; three in a row are the drafter's speed now.
+                if seen is None or 0 < self._wild < 3 or not 0.0 < record.round_s < math.inf:
                     self._count(record.emitted)
                     return
                 # Plain decoding would have stalled as well, so a stall does not count as drafting's loss.
