@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -44,6 +45,17 @@ def processor_seconds() -> Used | None:
     return Used(own_s=own.user + own.system, busy_s=total - idle, total_s=total)
 
 
+def worker_seconds() -> float:
+    """Processor seconds of the processes that this one has started and that still run, such as a drafter's."""
+    total = 0.0
+    with suppress(psutil.Error, OSError):
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error, OSError):  # it has just ended
+                times = child.cpu_times()
+                total += times.user + times.system
+    return total
+
+
 def _of(allowed: frozenset[int], every: Sequence[Any]) -> Sequence[Any]:
     """The times of the ``allowed`` processors. The system lists those that are online, without their numbers."""
     online = online_processors()
@@ -53,16 +65,21 @@ def _of(allowed: frozenset[int], every: Sequence[Any]) -> Sequence[Any]:
 
 
 class Neighbours:
-    """Adds up what other programs used while entered: a reusable context manager."""
+    """Adds up what other programs used while entered: a reusable context manager.
 
-    def __init__(self, look: Callable[[], Used | None] | None = None) -> None:
-        self._look = look or processor_seconds
+    ``workers``: the processor seconds of processes that do not count as others, where there are some.
+    """
+
+    def __init__(
+        self, look: Callable[[], Used | None] | None = None, workers: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._look, self._workers, self._worked_s = look or processor_seconds, workers, 0.0
         self._begun: Used | None = None
         self._others_s = 0.0
         self._total_s = 0.0
 
     def __enter__(self) -> Neighbours:
-        self._begun = self._look()
+        self._begun, self._worked_s = self._look(), self._workers()
         return self
 
     def __exit__(
@@ -70,7 +87,8 @@ class Neighbours:
     ) -> None:
         begun, now = self._begun, self._look()
         if begun is not None and now is not None:
-            self._others_s += (now.busy_s - begun.busy_s) - (now.own_s - begun.own_s)
+            own_s = now.own_s - begun.own_s + max(0.0, self._workers() - self._worked_s)
+            self._others_s += now.busy_s - begun.busy_s - own_s
             self._total_s += now.total_s - begun.total_s
 
     @property

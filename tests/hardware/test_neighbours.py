@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import edgespec.hardware.neighbours as module
-from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, Used, processor_seconds
+from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, Used, processor_seconds, worker_seconds
 
 
 def looks(*seen: Used | None) -> Callable[[], Used | None]:
@@ -33,6 +33,28 @@ def test_the_share_leaves_out_this_process_own_use() -> None:
     assert share(Used(0, 0, 0), Used(1, 3, 4)) == 0.5
     assert share(Used(5, 50, 500), Used(6, 51, 504)) == 0.0
     assert share(Used(0, 0, 0), Used(2, 1.9, 4)) == 0.0, "systems count in steps"
+
+
+def test_the_use_of_own_workers_is_left_out_too() -> None:
+    worked = iter([1.0, 3.0, 3.0, 2.0])  # the last time one has ended
+    neighbours = Neighbours(looks(Used(0, 0, 0), Used(1, 4, 4), Used(1, 4, 4), Used(1, 5, 8)), lambda: next(worked))
+    with neighbours:
+        pass
+    assert neighbours.share == 0.25
+    with neighbours:
+        pass
+    assert neighbours.share == 0.25
+
+
+def test_running_workers_seconds_are_counted() -> None:
+    before = worker_seconds()
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as worker:  # type: ignore[call-overload]
+        worker.stdout.readline()
+        assert worker_seconds() - before >= 0.2
+        worker.communicate(b"\n")
+    assert worker_seconds() - before < 0.2
 
 
 def test_only_time_inside_the_context_manager_is_added_up() -> None:

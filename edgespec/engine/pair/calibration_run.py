@@ -25,7 +25,7 @@ from edgespec.calibration.timing import (
 from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
 from edgespec.files.progress import Loading
-from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours
+from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, worker_seconds
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement
@@ -133,9 +133,10 @@ class BackgroundCalibration:
     ) -> Generator[Loading, None, T]:
         """Run a measurement, and note the share of the processors that others took: 1 if this engine answered.
 
-        A ``drafter`` in a separate process would count as another program, so then the share is noted as 0.
+        A ``drafter`` in a separate process does not count as another program.
         """
-        neighbours, answering = Neighbours(), False
+        apart = drafter is not None and "process" in drafter.settings
+        neighbours, answering = Neighbours(workers=worker_seconds) if apart else Neighbours(), False
         try:
             with closing(steps):
                 while True:
@@ -147,8 +148,7 @@ class BackgroundCalibration:
                     answering = answering or self._pair.answering
                     yield Loading(label, fraction)
         finally:
-            apart = drafter is not None and "process" in drafter.settings
-            self._taken = 1.0 if answering else 0.0 if apart else neighbours.share
+            self._taken = 1.0 if answering else neighbours.share
             self.most_taken = max(self.most_taken, self._taken)
 
     def run_for(self, seconds: float, stop: threading.Event, clock: Callable[[], float] = time.perf_counter) -> bool:
