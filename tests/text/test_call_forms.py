@@ -292,10 +292,14 @@ def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
     circle = asked(**{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}})
     assert is_whole(begun_form(circle), write())
     for open_ in ({"additionalProperties": True}, {"patternProperties": {"a": {}}}, {"required": ["a"]}):
-        for make in (begun_form, lambda given: call_form(given, ["f"], several=False)):
-            with pytest.raises(InvalidRequestError, match="only be bound to parameters that a tool names") as raised:
-                make(asked(**open_))
-            assert raised.value.param == "tools"
+        with pytest.raises(InvalidRequestError, match="only be bound to parameters that a tool names") as raised:
+            call_form(asked(**open_), ["f"], several=False)
+        assert raised.value.param == "tools"
+        for keys in ("", "a", "zy"):
+            assert is_whole(begun_form(asked(**open_)), write(*keys)), "what the model calls by itself is kept"
+        named = begun_form(asked(**open_, properties={"r": {"type": "integer"}, "s": {}}))
+        for keys in ("", "srz", "z"):
+            assert is_whole(named, write(*keys)), keys
     assert is_whole(call_form(asked(additionalProperties=True, **one), ["f"], several=False), write("a"))
 
 

@@ -164,9 +164,9 @@ class _Calls:
     # ------------------------------------------------------------------------------------- values between marks
 
     def _listed(self, schema: Mapping[str, Any]) -> Listed:
-        """The parameters that the rules write. Raises InvalidRequestError if others could be lost by that."""
+        """The parameters that the rules name. Raises InvalidRequestError if no call could be written with them."""
         found = listed(schema)
-        if found.is_open and not (self.ordered and found.properties):
+        if found.is_open and self.ordered and not found.properties:
             raise InvalidRequestError(
                 f"the calls of {self._format.models} can only be bound to parameters that a tool names",
                 hint="list them in the properties of the tool's parameters",
@@ -180,7 +180,8 @@ class _Calls:
         if self.ordered:
             yield from (f"{value}{'' if key in parameters.required else '?'}" for key, value in values.items())
             return
-        others = " | ".join(value for key, value in values.items() if key not in parameters.required)
+        free = [value for key, value in values.items() if key not in parameters.required]
+        others = " | ".join([*free, *([f"(value{number} blanks)"] if parameters.is_open else [])])
         between = f"({others})*" if others else ""
         yield between
         for key in parameters.required:
@@ -188,7 +189,11 @@ class _Calls:
 
     def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
         begin, end = self._format.parameters[-1]
-        for place, (key, own) in enumerate(self._listed(schema).properties.items()):
+        parameters = self._listed(schema)
+        if parameters.is_open and not self.ordered:  # any other name, with any text
+            marks = [begin.replace("{key}", "{id}").replace("{kind}", kind) for kind in ("true", "false")]
+            yield from self._text(f"value{number}", f"({' | '.join(map(self._mark, dict.fromkeys(marks)))})", end)
+        for place, (key, own) in enumerate(parameters.properties.items()):
             rule = f"value{number}_{place}"
             may, padding = allowed(schema, key), self._format.padding
             is_text = may is None or may.has_strings
@@ -205,11 +210,16 @@ class _Calls:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
                 yield f"{rule}: {mark} {rule}_json {closing}"
                 yield f"{rule}_json: {_json({**shared, **own}, self.spacing, lenient=lenient)}"
-            elif end in self._controls:
-                yield f"{rule}: {mark} /(?s:.*)/ {self._mark(end)}"
             else:
-                yield f"{rule}: {mark} {rule}_text"
-                yield f"{rule}_text[suffix={lark_text(end)}]: /(?s:.*)/"  # the padding is part of the text for it
+                yield from self._text(rule, mark, end)
+
+    def _text(self, rule: str, mark: str, end: str) -> Iterator[str]:
+        """Any text between two marks; blanks beside them are part of it here."""
+        if end in self._controls:
+            yield f"{rule}: {mark} /(?s:.*)/ {self._mark(end)}"
+        else:
+            yield f"{rule}: {mark} {rule}_text"
+            yield f"{rule}_text[suffix={lark_text(end)}]: /(?s:.*)/"
 
     def _check_text(self, key: str, own: Any) -> None:
         """Raise InvalidRequestError for a strict tool's text that could not be kept: its grammar is any text."""

@@ -60,7 +60,11 @@ class LiteralArguments:
             yield f"{name}_item{place}: {lark_text(key)} {self._sign} ({value})"
         items = {key: f"{name}_item{place}" for place, key in enumerate(keys)}
         if not self._ordered:
-            yield f"{name}: {self._in_any_order(items, required)}"
+            free = [item for key, item in items.items() if key not in required]
+            if parameters.is_open:
+                yield f"{name}_other: /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {self._sign} literal_value"
+                free.append(f"{name}_other")
+            yield f"{name}: {self._in_any_order([items[key] for key in required], free)}"
             return
         yield f"{name}: {name}_0"
         for place, key in enumerate(keys):
@@ -71,17 +75,15 @@ class LiteralArguments:
         yield f'{name}_{len(keys)}: ""'
         yield f'{name}_more{len(keys)}: ""'
 
-    def _in_any_order(self, items: Mapping[str, str], required: Sequence[str]) -> str:
-        """The required parameters in their order, and the others anywhere between them."""
-        others = f"({' | '.join(item for key, item in items.items() if key not in required)})"
-        if others == "()":
-            return f" {self._between} ".join(items.values()) or '""'
+    def _in_any_order(self, required: Sequence[str], free: Sequence[str]) -> str:
+        """The required parameters in their order, and the free ones anywhere between them."""
+        others = f"({' | '.join(free)})"
+        if not free:
+            return f" {self._between} ".join(required) or '""'
         if not required:
             return f"({others} ({self._between} {others})*)?"
-        behind = f"({self._between} {others})*"
-        return f"({others} {self._between})* " + f" {self._between} ".join(
-            f"{items[key]} {behind}" for key in required
-        )
+        own = (f"{item} ({self._between} {others})*" for item in required)
+        return f"({others} {self._between})* " + f" {self._between} ".join(own)
 
     def _value(self, may: Allowed | None, own: Any) -> str:
         if may is None:
