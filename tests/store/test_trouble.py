@@ -243,6 +243,15 @@ def test_an_untrusted_certificate_is_reported(fetch_secure: Fetch, secure: HubSe
     assert "SSL_CERT_FILE or REQUESTS_CA_BUNDLE" in hint
 
 
+def test_a_redirect_to_an_unencrypted_address_of_the_hub_is_not_followed(
+    fetch_secure: Fetch, secure: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(write_certificate(tmp_path)))
+    secure.redirect_to = f"http://127.0.0.1:{secure.port}/model.gguf"
+    assert "does not answer like a model hub" in failure(fetch_secure)[0]
+    assert len(secure.requests) == 1
+
+
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_company_certificate_is_trusted_if_a_variable_names_it(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

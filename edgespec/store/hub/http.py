@@ -92,7 +92,9 @@ class HubHttp:
                     return response.headers
                 try:
                     target = urljoin(url, location)
-                    here = urlsplit(target)[:2] in (urlsplit(url)[:2], urlsplit(self.endpoint)[:2])
+                    (before, own), (scheme, host) = urlsplit(url)[:2], urlsplit(target)[:2]
+                    here = host in (own, urlsplit(self.endpoint).netloc)
+                    here = here and (before, scheme) != ("https", "http")  # the token would be readable
                 except ValueError:  # an address that nothing can be fetched from
                     here = False
                 if not here:
