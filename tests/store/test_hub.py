@@ -203,7 +203,7 @@ def test_a_damaged_partial_file_is_dropped_and_downloaded_again(
 def test_a_file_name_that_is_a_path_elsewhere_on_some_system_is_refused(
     fetch: Fetch, hub: HubServer, name: str
 ) -> None:
-    hub.files[name] = hub.files["a.gguf"]
+    hub.files[name] = DATA
     with pytest.raises(DownloadError, match="unusable file name"):
         fetch(HubFile("org/repo", name))
     assert hub.requests == []
