@@ -310,7 +310,6 @@ def test_a_wait_for_the_store_lock_is_reported_times_out_and_can_be_cancelled(ho
             Store(home).remove("tiny", Job(cancelled=lambda: True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("refusal", [NotImplementedError(), PermissionError(13, "Permission denied")])
 def test_a_disk_without_locks_is_an_error_of_ours(
     home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, refusal: Exception
@@ -324,6 +323,7 @@ def test_a_disk_without_locks_is_an_error_of_ours(
     assert "EDGESPEC_HOME" in (caught.value.hint or "")
 
 
+@pytest.mark.slow
 def test_a_killed_fetch_leaves_no_model_and_no_lock(home: Home, spec: ModelSpec) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(home.root), repr(spec)], stdout=subprocess.DEVNULL)
     end = time.monotonic() + 60

@@ -176,9 +176,20 @@ def test_only_a_strict_tool_is_kept_whole() -> None:
 
 
 def test_a_strict_tools_text_between_marks_is_refused_if_its_schema_cannot_be_kept() -> None:
-    for own, kept in (({}, True), ({"pattern": "^[A-Z]{3}$"}, False), ({"maxLength": 3}, False)):
+    some = {"enum": ["red", "blue"]}
+    for own, kept in (
+        ({"type": "string"}, True),
+        ({"$ref": "#/$defs/some"}, True),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, True),
+        ({"type": "string", "pattern": "^[A-Z]{3}$"}, False),
+        ({"type": "string", "maxLength": 3}, False),
+        ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]}, False),
+        ({"anyOf": [{"$ref": "#/$defs/some"}, {"type": "null"}]}, False),
+    ):
         for strict in (True, False):
-            asked = use(QWEN_XML, (tool("f", {"code": {"type": "string", **own}}, "code", strict=strict),))
+            given = tool("f", {"code": own}, "code", strict=strict)
+            given["function"]["parameters"]["$defs"] = {"some": some}
+            asked = use(QWEN_XML, (given,))
             if kept or not strict:
                 call_form(asked, ["f"], several=False)
                 continue
@@ -248,8 +259,8 @@ def test_optional_arguments_of_a_call_that_a_model_begins_come_in_any_order(
     bound, forced = begun_form(use(form, (ORDERED,))), call_form(use(form, (ORDERED,)), ["f"], several=False)
     for keys in ("r", "rcba", "rbac", "ra", "rcb"):
         assert is_whole(bound, write(*keys)), keys
-    assert is_whole(bound, write(*"arbc")) or form is HERMES, "there required ones come first"
-    assert is_whole(bound, write(*"cbr")) or form is HERMES
+    assert is_whole(bound, write(*"arbc")), "the schema's order"
+    assert is_whole(bound, write(*"cbr")) or form is HERMES, "there required ones come first, or all in order"
     assert not is_whole(bound, write(*"ab")), "a required one is missing"
     assert not is_whole(bound, write("r", "other"))
     assert is_whole(forced, write(*"arbc"))
@@ -258,6 +269,14 @@ def test_optional_arguments_of_a_call_that_a_model_begins_come_in_any_order(
     assert is_whole(begun_form(use(form, (free,))), write()), "no arguments at all"
     both = tool("f", {"a": {"type": "integer"}, "b": {"type": "integer"}}, "a", "b")
     assert is_whole(begun_form(use(form, (both,))), write(*"ab"))
+
+
+def test_references_to_other_properties_bind_calls_in_json() -> None:
+    inside = {"a": {"type": "integer"}, "b": {"type": "array", "items": {"$ref": "#/properties/a"}}, "c": {}}
+    form = begun_form(use(HERMES, (tool("f", inside),)))
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
+    assert is_whole(form, text)
+    assert not is_whole(form, text.replace("2", '"x"'))
 
 
 @pytest.mark.parametrize("padding", ["", "\n"])
@@ -289,6 +308,11 @@ def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
         assert not is_whole(bound, write("a"))
     either = asked(anyOf=[one, two])
     assert is_whole(begun_form(either), write("a"))
+    number, seven = {"properties": {"n": {"type": "integer"}}}, {"properties": {"n": {"const": 7}}}
+    for parts in ({**number, "anyOf": [seven]}, {"anyOf": [seven, number]}):
+        assert is_whole(begun_form(asked(**parts)), write("n")), "an alternative does not narrow what others allow"
+    inside = {"a": {"type": "integer"}, "b": {"anyOf": [{"$ref": "#/properties/a"}, {"type": "null"}]}, "c": {}}
+    assert is_whole(begun_form(asked(properties=inside)), write("a", "b", "c"))
     circle = asked(**{"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}})
     assert is_whole(begun_form(circle), write())
     for open_ in ({"additionalProperties": True}, {"patternProperties": {"a": {}}}, {"required": ["a"]}):
@@ -297,9 +321,10 @@ def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
         assert raised.value.param == "tools"
         for keys in ("", "a", "zy"):
             assert is_whole(begun_form(asked(**open_)), write(*keys)), "what the model calls by itself is kept"
-        named = begun_form(asked(**open_, properties={"r": {"type": "integer"}, "s": {}}))
-        for keys in ("", "srz", "z"):
-            assert is_whole(named, write(*keys)), keys
+        named = begun_form(asked(**open_, properties={"red": {"type": "integer"}, "s": {}}))
+        for names in ([], ["s", "red", "z"], ["z"], ["ready", "re", "red"]):
+            assert is_whole(named, write(*names)), names
+        assert not is_whole(named, write("red").replace("1", "x")), "the type of a named one"
     assert is_whole(call_form(asked(additionalProperties=True, **one), ["f"], several=False), write("a"))
 
 

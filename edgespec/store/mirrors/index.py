@@ -10,7 +10,7 @@ import html.parser
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,8 @@ class PackageIndex:
     def _get(self, url: str, headers: Mapping[str, str], accept: tuple[int, ...]) -> AbstractContextManager[Response]:
         web = self.web(url)
         for index in (*self._settings.indexes, *self._settings.links):  # as pip: a page names its files without them
-            url = with_user_of(url, index)
+            with suppress(ValueError):  # an index that cannot be read is named when its turn comes
+                url = with_user_of(url, index)
         given = {"user-agent": "edgespec", "accept-encoding": "identity", **headers}
         return web.answer(
             "GET", url, lambda response: _refusal(response, web.host), headers=given, accept=accept, follow=True

@@ -20,6 +20,7 @@ from edgespec.text.conversation.literals import PYTHON, to_json
 # takes three of Python's 1 000 frames.
 _DEEPEST = 64
 
+_OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
 _TYPES = frozenset({"string", "number", "boolean", "null", "array", "object"})
 # Names of types in schemas that were not written as JSON Schema: whole numbers, and Python's and Google's names.
 _NAMES = {
@@ -68,6 +69,11 @@ class Listed:
 def listed(schema: Mapping[str, Any]) -> Listed:
     """The parameters in the schema of a tool's, an object, and in the schemas that it refers to or is made of."""
     return _Schemas(schema).listed()
+
+
+def bound_of_texts(schema: Mapping[str, Any], own: Any) -> str | None:
+    """A keyword in a parameter's ``own`` schema that not every text keeps, such as ``pattern``; None without one."""
+    return _Schemas(schema).bound_of_texts(own)
 
 
 def allowed(schema: Mapping[str, Any], parameter: str) -> Allowed | None:
@@ -165,12 +171,18 @@ class _Schemas:
     def listed(self) -> Listed:
         """What the root lists."""
         properties, required, is_open = dict[str, Any](), dict[str, None](), False
+        settled = set[str]()  # those that no alternative alone lists
         waiting = [(self._root, True)]
         for schema, always in waiting:  # which grows
             if not isinstance(schema, Mapping):
                 continue
             own, stated, target = (schema.get(key) for key in ("properties", "required", "$ref"))
-            properties |= own if isinstance(own, Mapping) else {}
+            for key, each in own.items() if isinstance(own, Mapping) else ():
+                if key not in properties or (always and key not in settled):
+                    properties[key] = each
+                elif key not in settled:
+                    properties[key] = {"anyOf": [properties[key], each]}
+                settled |= {key} if always else set()
             if always and isinstance(stated, list):
                 required |= {key: None for key in stated if isinstance(key, str)}
             is_open = (
@@ -183,6 +195,20 @@ class _Schemas:
             waiting += [(each, False) for key in ("anyOf", "oneOf") for each in _each(schema, key)]
         known = [key for key in properties if key in required]
         return Listed(properties, known, is_open or len(known) < len(required))
+
+    def bound_of_texts(self, own: Any) -> str | None:
+        """A keyword that bounds texts in a schema, or in one that it refers to or is made of; None without one."""
+        waiting = [own]
+        for schema in waiting:  # which grows
+            if not isinstance(schema, Mapping):
+                continue
+            if found := next((word for word in _OF_TEXTS if word in schema), None):
+                return found
+            if isinstance(target := schema.get("$ref"), str) and target not in self._looked_at:
+                self._looked_at.add(target)
+                waiting.append(self._at(target))
+            waiting += [each for key in ("allOf", "anyOf", "oneOf") for each in _each(schema, key)]
+        return None
 
     def allowed(self, schema: Any, depth: int) -> Allowed | None:
         """What the schema allows."""

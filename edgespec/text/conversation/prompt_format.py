@@ -98,7 +98,8 @@ def _piece(tokenizer: Tokenizer, text: str, before: ControlToken | None, after: 
         f"(?<={re.escape(own.text[0])})(?={re.escape(own.text[1:])})" for own in tokenizer.marks.values()
     )
     parts = re.split(inside, text) if inside else [text]
-    ids = [token for part in parts if part for token in tokenizer.encode(part)]
+    known = {part: tokenizer.encode(part) for part in set(parts) if part}  # a message may repeat a mark
+    ids = [token for part in parts for token in known.get(part, ())]
     if any(control.text in text for token in set(ids) if (control := _control(tokenizer, token)) is not None):
         raise InvalidRequestError(
             "a message spells out a control token of this model, and this model cannot read it as text",

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.argument_values import Listed, allowed, listed
+from edgespec.text.conversation.argument_values import Allowed, Listed, allowed, bound_of_texts, listed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
 from edgespec.text.conversation.literals import JSON, PYTHON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
-from edgespec.text.grammar.literal_calls import LiteralArguments
+from edgespec.text.grammar.literal_calls import LiteralArguments, other_names
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -24,9 +24,9 @@ _FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/", "{word}": "/[a-z]{
 # A fence is closed only where there is one before the arguments.
 _FENCE = "```"
 _COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
-_OF_TEXTS = ("pattern", "format", "minLength", "maxLength", *_COMPOSED)
 # Each name is a pattern then, and each pattern is compared with the others.
 _MOST_IN_ANY_ORDER = 32
+_INSIDE = '"#/properties/'  # the beginning of a reference to another property
 
 
 def call_form(
@@ -130,8 +130,11 @@ class _Calls:
             if form.parameters:
                 yield from self._values(number, schema, lenient=lenient)
             else:
-                own = closed(schema) if self.ordered else in_any_order(closed(schema))
-                yield f"arguments{number}: {_json(own, self.spacing, lenient=lenient)}"
+                orders = [closed(schema)] if self.ordered else in_each_order(closed(schema))
+                names = [f"arguments{number}_{order}" for order in range(len(orders))]
+                yield f"arguments{number}: " + " | ".join(names)
+                for rule, own in zip(names, orders, strict=True):
+                    yield f"{rule}: {_json(own, self.spacing, lenient=lenient)}"
             name = function["name"]
             written = [self._call(call, name, arguments) for call in form.written or form.heads or (form.call,)]
             yield f"call{number}: " + " | ".join(written)
@@ -190,27 +193,38 @@ class _Calls:
     def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
         begin, end = self._format.parameters[-1]
         parameters = self._listed(schema)
-        if parameters.is_open and not self.ordered:  # any other name, with any text
-            marks = [begin.replace("{key}", "{id}").replace("{kind}", kind) for kind in ("true", "false")]
-            yield from self._text(f"value{number}", f"({' | '.join(map(self._mark, dict.fromkeys(marks)))})", end)
+        is_open = parameters.is_open and not self.ordered
+        if is_open:  # any other name, with any text
+            before, behind = begin.split("{key}")
+            marks = dict.fromkeys(behind.replace("{kind}", kind) for kind in ("true", "false"))
+            mark = f"{self._mark(before)} OTHER{number} ({' | '.join(map(self._mark, marks))})"
+            yield f"OTHER{number}: {other_names(parameters.properties)}"
+            yield from self._text(f"value{number}", mark, end)
         for place, (key, own) in enumerate(parameters.properties.items()):
             rule = f"value{number}_{place}"
             may, padding = allowed(schema, key), self._format.padding
             is_text = may is None or may.has_strings
             kind = json.dumps(is_text)
-            mark = self._mark(begin.replace("{key}", key).replace("{kind}", kind) + padding)
+            before, behind = begin.replace("{kind}", kind).split("{key}")
+            # Where other names are possible, this one must not be decided by the text before it.
+            parts = [before, key, behind + padding] if is_open else [before + key + behind + padding]
+            mark = " ".join(map(self._mark, parts))
             closing = self._mark(padding + end)
-            if is_text and not lenient:
-                self._check_text(key, own)
             if may is not None and may.members and not may.types:
                 texts = [json.loads(each) for each in sorted(may.members)]
                 said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in texts)
                 yield f"{rule}: {mark} ({said}) {closing}"
             elif not is_text:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+                whole = json.dumps({**shared, **own})
+                if _INSIDE in whole:  # references to other properties lead to copies of them
+                    copies = {**shared.get("$defs", {}), "properties": dict(parameters.properties)}
+                    whole = json.dumps({**shared, **own, "$defs": copies}).replace(_INSIDE, '"#/$defs/properties/')
                 yield f"{rule}: {mark} {rule}_json {closing}"
-                yield f"{rule}_json: {_json({**shared, **own}, self.spacing, lenient=lenient)}"
+                yield f"{rule}_json: {_json(json.loads(whole), self.spacing, lenient=lenient)}"
             else:
+                if not lenient:
+                    self._check_text(schema, key, own, may)
                 yield from self._text(rule, mark, end)
 
     def _text(self, rule: str, mark: str, end: str) -> Iterator[str]:
@@ -221,11 +235,14 @@ class _Calls:
             yield f"{rule}: {mark} {rule}_text"
             yield f"{rule}_text[suffix={lark_text(end)}]: /(?s:.*)/"
 
-    def _check_text(self, key: str, own: Any) -> None:
+    def _check_text(self, schema: Mapping[str, Any], key: str, own: Any, may: Allowed | None) -> None:
         """Raise InvalidRequestError for a strict tool's text that could not be kept: its grammar is any text."""
-        if isinstance(own, Mapping) and (found := [word for word in _OF_TEXTS if word in own]):
+        bound = bound_of_texts(schema, own)
+        if bound is None and may is not None and may.members and "string" not in may.types:
+            bound = "enum"  # beside other types
+        if bound is not None:
             raise InvalidRequestError(
-                f"the calls of {self._format.models} cannot keep {found[0]} of {key!r:.60} in a strict tool",
+                f"the calls of {self._format.models} cannot keep {bound} of {key!r:.60} in a strict tool",
                 hint="leave strict out",
                 param="tools",
             )
@@ -326,21 +343,25 @@ def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool
     return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
 
 
-def in_any_order(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema of an object whose optional properties may come in any order, behind the required ones.
+def in_each_order(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schema of an object, and one whose optional properties come in any order behind the required ones.
 
     llguidance takes ``properties`` in their order, and names that match a pattern behind them in any. A schema that
-    has patterns or is composed, or that has too many properties, stays as it is.
+    has patterns or is composed, whose parts refer to its properties, or that has too many of them, is alone.
     """
     found, properties = listed(schema), schema.get("properties")
-    if any(key in schema for key in _COMPOSED) or not isinstance(properties, Mapping):
-        return schema
+    if (
+        any(key in schema for key in _COMPOSED)
+        or not isinstance(properties, Mapping)
+        or _INSIDE in json.dumps(schema)
+    ):
+        return [schema]
     free = {key: each for key, each in properties.items() if key not in found.required}
     if not 1 < len(free) <= _MOST_IN_ANY_ORDER:
-        return schema
+        return [schema]
     patterns = {f"^{re.escape(key)}$": each for key, each in free.items()}
     kept = {key: each for key, each in properties.items() if key not in free}
-    return {**schema, "properties": kept, "patternProperties": patterns}
+    return [schema, {**schema, "properties": kept, "patternProperties": patterns}]
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and the patterns and lengths of texts, are free.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.text.conversation.argument_values import Allowed, Listed, allowed
@@ -15,6 +15,12 @@ from edgespec.text.conversation.literals import PYTHON, Syntax
 from edgespec.text.grammar.form import lark_text
 
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "type")
+
+
+def other_names(known: Iterable[str]) -> str:
+    """A terminal of Lark for the names of parameters that are not the ``known`` ones."""
+    named = " | ".join(map(lark_text, known))
+    return "/[A-Za-z_][A-Za-z0-9_.:-]{0,63}/" + (f" & ~({named})" if named else "")
 
 
 class LiteralArguments:
@@ -62,7 +68,8 @@ class LiteralArguments:
         if not self._ordered:
             free = [item for key, item in items.items() if key not in required]
             if parameters.is_open:
-                yield f"{name}_other: /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {self._sign} literal_value"
+                yield f"OTHER_{name.upper()}: {other_names(keys)}"
+                yield f"{name}_other: OTHER_{name.upper()} {self._sign} literal_value"
                 free.append(f"{name}_other")
             yield f"{name}: {self._in_any_order([items[key] for key in required], free)}"
             return
