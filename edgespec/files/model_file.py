@@ -90,6 +90,12 @@ class LocatedModel:
         return self.header.tensor_bytes if self.onnx is None else self.onnx.weight_bytes
 
     @property
+    def context_length(self) -> int:
+        """The most tokens of a text: as many as the model was trained on, or fewer in a graph of fixed shapes."""
+        fixed = None if self.onnx is None else self.onnx.static_cache
+        return min(self.header.context_length, self.header.context_length if fixed is None else fixed)
+
+    @property
     def tokenizer_path(self) -> Path:
         """The GGUF with the vocabulary."""
         return self.header.path

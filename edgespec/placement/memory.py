@@ -344,7 +344,7 @@ def memory_needed(file: LocatedModel, settings: Settings, context_length: int) -
     whole = replace(
         estimate,
         weights_bytes=file.weight_bytes,
-        cache_bytes=estimate.cache_bytes - windowed.spared_bytes(context_length),
+        cache_bytes=runtime.cache_copies(file) * (estimate.cache_bytes - windowed.spared_bytes(context_length)),
         grows=runtime.cache_grows,
         windowed=windowed,
     )

@@ -155,6 +155,10 @@ class Runtime(ABC):
     def cache_bits(self, settings: Any) -> float:
         """Bits of one element of the cache."""
 
+    def cache_copies(self, file: LocatedModel) -> int:
+        """How many caches a forward holds at once."""
+        return 1
+
     def windowed_layers(self, file: LocatedModel) -> WindowedLayers:
         """The layers that keep only the last positions. Raises RuntimeUnavailableError, ModelFileError."""
         return ALL_KEPT

@@ -74,3 +74,11 @@ def test_a_drafter_with_a_full_static_cache_stops_drafting(
     assert found["token_ids"] == plain["token_ids"]
     assert ("model" in found["stats"]["rounds_by_source"]) == drafted
     assert found["plan"]["drafter"]["runtime"] == "onnx"
+
+
+def test_a_static_cache_is_the_context_of_a_target(drafter: Path, here: InProcess, loaded_drafter: None) -> None:
+    answer = succeeded(
+        here("generate", "water", "--raw", "--target", str(drafter), "--draft", "none", "--max-tokens", "3", "--json")
+    )
+    assert answer.json["plan"]["context_length"] == LEAST_STATIC_CACHE
+    assert len(answer.json["token_ids"]) == 3

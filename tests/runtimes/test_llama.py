@@ -293,6 +293,18 @@ def test_a_failed_forward_leaves_the_sequence_unchanged(
         assert np.array_equal(fresh.forward([9], 1).logits(0), after)
 
 
+def test_a_forward_is_waited_for_where_it_returns_before_it_has_computed(
+    sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[object]()
+    monkeypatch.setattr(load().api, "llama_synchronize", calls.append)
+    sequence.forward([5, 6], 1)
+    assert calls == [], "the processor's forwards return once they have"
+    monkeypatch.setattr(sequence._native, "_waits", True)  # on a GPU
+    sequence.forward([5, 6], 1)
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize("answer", [True, False], ids=["reports success without rewinding", "reports failure"])
 def test_a_cache_that_fails_to_rewind_is_detected_and_never_used_again(
     sequence: LlamaSequence, monkeypatch: pytest.MonkeyPatch, answer: bool

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnxruntime as api
 import pytest
 
 from edgespec.errors import ForwardError, MemoryLimitError
+from edgespec.files.model_file import read_model_file
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.onnx.interface import WHOLE
 from edgespec.interfaces.rows import LogitsArray
+from edgespec.placement.memory import estimate_memory, memory_needed
 from edgespec.runtimes.onnx.model import OnnxModel, OnnxSequence
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.onnx.whole import WholeContext
@@ -103,6 +107,24 @@ def test_after_a_rewind_the_next_forward_copies_the_whole_cache_once(
     with model.open(600) as fresh:
         fresh.forward(tokens[:12], 0)
         assert near(fresh.forward(tokens[12:40], 1).logits(0), after)
+
+
+def test_a_cut_cache_of_one_head_has_an_array_of_its_own() -> None:
+    """Its first positions have no gaps, and the graph's array ends with the cut."""
+    values = api.OrtValue.ortvalue_from_numpy(np.arange(40, dtype=np.float32).reshape(1, 1, 5, 8))
+    own = WholeContext.__new__(WholeContext)
+    own._heads, own._width, own._held, own._past = 1, 8, 5, {"0.key": values}
+    own._cut(SimpleNamespace(api=api), 3)  # type: ignore[arg-type]
+    kept = own._past["0.key"]
+    assert kept.data_ptr() not in range(values.data_ptr(), values.data_ptr() + 160)
+    assert np.array_equal(kept.numpy(), np.arange(24, dtype=np.float32).reshape(1, 1, 3, 8))
+
+
+def test_both_caches_of_a_forward_are_counted(folders: Folders) -> None:
+    whole, shared = (read_model_file(folder) for folder in (folders.whole(), folders.shared()))
+    for file, copies in ((whole, 2), (shared, 1)):
+        needed = memory_needed(file, OnnxSettings(), 512)
+        assert needed.cache_bytes == copies * estimate_memory(file.header, 512, 32).cache_bytes
 
 
 def count_cuts(sequence: OnnxSequence) -> list[int]:

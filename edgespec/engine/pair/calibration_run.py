@@ -23,7 +23,7 @@ from edgespec.calibration.timing import (
     sample_text,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair
-from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.errors import ClosedError, EdgespecError, RewindError, WorkerLostError
 from edgespec.files.progress import Loading
 from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, worker_seconds
 from edgespec.interfaces.drafting import MODEL
@@ -351,7 +351,7 @@ class BackgroundCalibration:
             return
         try:
             yield from self._measure_drafter(drafter, facts, known=known, paired=paired)
-        except WorkerLostError as error:  # sessions continue without the drafter
+        except (WorkerLostError, RewindError) as error:  # sessions continue without the drafter
             pair.measurements.drafter_failure = error.message
 
     def _measure_drafter(self, drafter: Model, facts: ModelFacts, *, known: bool, paired: bool) -> Steps:

@@ -81,14 +81,14 @@ def load_pair(
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
     threads = choose_threads(profile, machine, limits.max_threads)
     asked = None if profile.context == "auto" else profile.context
-    context = least_context(asked, file.header.context_length)
+    context = least_context(asked, file.context_length)
     target = place_target(Preparation(profile, threads, context.tokens), file, store, allowed)
     found = find_drafter_of(target, locator, store, tell)
     if asked is None:
         drafting = prepared_drafter(target, found)
         models = [target.model, *([] if drafting is None else [drafting])]
         unchanged = unchanged_context(file.header)
-        context = choose_context(file.header.context_length, models, target.places, allowed, unchanged)
+        context = choose_context(file.context_length, models, target.places, allowed, unchanged)
         target = target.for_context(context.tokens)
     chosen = choose_drafter(target, found, store, context.why)
     request, whole = chosen.request, _whole(chosen.model, locator)

@@ -142,6 +142,8 @@ class NativeContext:
                 hint="try a smaller context (--context); llama.cpp's log (logger edgespec.native, --debug) says why",
             )
         self._memory = api.llama_get_memory(self._pointer)
+        # On a GPU a forward returns before it has computed. Reading scores waits, and holds the interpreter's lock.
+        self._waits = settings.device != "cpu"
         self._kernels = _our_kernels()
         self._logits_at = _keeping_the_lock(api, "llama_get_logits_ith", ctypes.POINTER(ctypes.c_float))
         self.native_rows_left = 0
@@ -174,6 +176,8 @@ class NativeContext:
             )
         if code != 0:
             raise ForwardError(f"llama.cpp's forward failed with code {code}", code=code)
+        if self._waits:
+            self._api.llama_synchronize(self._pointer)
 
     def row(self, index: int, vocabulary_size: int) -> LogitsArray:
         """A view of the scores at batch index ``index``: float32 (vocabulary_size,)."""

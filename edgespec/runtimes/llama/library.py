@@ -36,6 +36,7 @@ _NEEDED = (
     "llama_context_default_params",
     "llama_init_from_model",
     "llama_free",
+    "llama_synchronize",
     "llama_get_memory",
     "llama_memory_seq_rm",
     "llama_memory_seq_pos_max",

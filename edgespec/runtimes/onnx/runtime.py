@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from edgespec.files.model_file import LocatedModel
+from edgespec.files.onnx.interface import WHOLE
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.onnx import providers
@@ -49,6 +50,9 @@ class OnnxRuntime(Runtime):
 
     def cache_bits(self, settings: OnnxSettings) -> float:
         return _CACHE_BITS
+
+    def cache_copies(self, file: LocatedModel) -> int:
+        return 2 if artefact_of(file).cache == WHOLE else 1  # the one before, and one with the new rows
 
     def list_devices(self) -> list[Device]:
         """Providers, including plugins. Loading a model shows whether a built-in provider's hardware exists."""

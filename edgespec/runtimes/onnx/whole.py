@@ -85,7 +85,9 @@ class WholeContext(PaddedContext):
         """Keep the first ``length`` positions only, in arrays without gaps."""
         kept = {}
         for name, value in self._past.items():
-            rows = np.ascontiguousarray(_view(value, self._shape(self._held))[:, :, :length])
+            # With one head the first positions have no gaps either; they are copied all the same, as the graph's own
+            # array ends here.
+            rows = _view(value, self._shape(self._held))[:, :, :length].copy()
             kept[name] = weights.api.OrtValue.ortvalue_from_numpy(rows)
         self._past, self._held = kept, length
 
