@@ -156,7 +156,7 @@ class Runtime(ABC):
         """Bits of one element of the cache."""
 
     def cache_copies(self, file: LocatedModel) -> int:
-        """How many caches a forward holds at once."""
+        """How many caches there are during a forward."""
         return 1
 
     def windowed_layers(self, file: LocatedModel) -> WindowedLayers:

@@ -109,7 +109,7 @@ def test_after_a_rewind_the_next_forward_copies_the_whole_cache_once(
         assert near(fresh.forward(tokens[12:40], 1).logits(0), after)
 
 
-def test_a_cut_cache_of_one_head_has_an_array_of_its_own() -> None:
+def test_a_cut_cache_of_one_head_is_copied() -> None:
     """Its first positions have no gaps, and the graph's array ends with the cut."""
     values = api.OrtValue.ortvalue_from_numpy(np.arange(40, dtype=np.float32).reshape(1, 1, 5, 8))
     own = WholeContext.__new__(WholeContext)
