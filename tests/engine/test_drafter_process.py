@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ import pytest
 from edgespec.bench.arms import open_arm
 from edgespec.calibration.kinds import TIMES
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair import calibration_run
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import MemoryLimitError
@@ -21,8 +23,9 @@ from edgespec.export.onnx.export import export_onnx
 from edgespec.export.provenance import Provenance
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
+from edgespec.hardware import neighbours
 from edgespec.hardware.machine import describe_machine
-from edgespec.hardware.neighbours import Neighbours
+from edgespec.hardware.neighbours import Used
 from edgespec.interfaces.model import LoadsInBackground
 from edgespec.placement.memory import memory_needed
 from edgespec.placement.prepared import PROCESS_BYTES, Preparation, choose_threads
@@ -120,7 +123,14 @@ def test_a_drafter_process_does_not_count_as_a_disturbing_program(
     tiny: TinyModels, home: Home, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
     shorten_calibration(monkeypatch)
-    monkeypatch.setattr(Neighbours, "share", 0.5)
+    looks, worked = itertools.count(), itertools.count()  # one of two processors is busy, by the drafter's process
+
+    def used() -> Used:
+        look = next(looks)
+        return Used(own_s=0.0, busy_s=1.0 * look, total_s=2.0 * look)
+
+    monkeypatch.setattr(neighbours, "processor_seconds", used)
+    monkeypatch.setattr(calibration_run, "worker_seconds", lambda: float(next(worked)))
     runtime = processor_runtimes()[0]  # no other runtime is timed
     with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
         invent_measurements(engine)

@@ -177,6 +177,7 @@ class Stripping:
     """A vocabulary of bytes whose control tokens strip the blanks next to them, like phi-3's."""
 
     NAMES: ClassVar = {"<a>": (1000, True, False), "<b>": (1001, False, True)}
+    marks: ClassVar[dict[int, ControlToken]] = {}
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         if special:
