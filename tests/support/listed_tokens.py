@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 
@@ -13,6 +14,8 @@ class ListedTokens:
     stop_ids: frozenset[int] = frozenset()
     bos_token = eos_token = ""
     fill_in: FillInTokens | None = None
+    suppressed: frozenset[int] = frozenset()
+    marks: Mapping[int, ControlToken] = MappingProxyType({})
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         self.texts = texts

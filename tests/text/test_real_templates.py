@@ -320,6 +320,7 @@ class Named:
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
+        self.marks: dict[int, ControlToken] = {}
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
         ids, begin = list[int](), 0
