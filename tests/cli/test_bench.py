@@ -471,23 +471,6 @@ def test_bench_writes_the_report_and_a_log_of_predictions(
     assert all(1 <= len(line["target"]) == len(line["token_ids"]) <= 4 for line in lines)
 
 
-def test_the_report_is_printed_even_if_the_log_fails(
-    here: InProcess,
-    pair: tuple[str, ...],
-    suite: Path,
-    tmp_path: Path,
-    fake: FakeRun,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(*_: object, **_more: object) -> None:
-        raise InvalidRequestError("the disk is full")
-
-    monkeypatch.setattr(draft_log, "write_draft_log", refuse)
-    result = here("bench", *pair, "--suite", suite, "--log", tmp_path / "log.jsonl", "--json")
-    assert (result.code, "the disk is full" in result.err) == (1, True)
-    assert result.json["arms"]
-
-
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
 def test_bench_writes_a_plot(
     here: InProcess, pair: tuple[str, ...], suite: Path, tmp_path: Path, suffix: str, begins: bytes, fake: FakeRun
@@ -502,22 +485,27 @@ def test_bench_writes_a_plot(
     assert result.json["arms"]
 
 
-def test_the_report_is_printed_even_if_the_plot_fails(
+@pytest.mark.parametrize("fails", ["plot", "log"])
+def test_the_report_is_printed_even_if_its_plot_or_log_fails(
     here: InProcess,
     pair: tuple[str, ...],
     suite: Path,
     tmp_path: Path,
     fake: FakeRun,
     monkeypatch: pytest.MonkeyPatch,
+    fails: str,
 ) -> None:
-    pytest.importorskip("matplotlib", reason="plots are optional")
+    if fails == "plot":
+        pytest.importorskip("matplotlib", reason="plots are optional")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_more: object) -> None:
         raise InvalidRequestError("the disk is full")
 
     monkeypatch.setattr(plots_module, "plot_report", refuse)
+    monkeypatch.setattr(draft_log, "write_draft_log", refuse)
     for as_json in (True, False):
-        options = ("--plot", tmp_path / "figure.png", *(("--json",) if as_json else ()))
+        file = tmp_path / {"plot": "figure.png", "log": "log.jsonl"}[fails]
+        options = (f"--{fails}", file, *(("--json",) if as_json else ()))
         result = here("bench", *pair, "--suite", suite, *options)
         result.failed_well("the disk is full")
         assert "plot written" not in result.err

@@ -256,13 +256,10 @@ def test_a_look_keeps_what_the_drafter_has_read_if_that_is_more_than_it_lacks(
     costs = replace(believed(NATIVE), checked=False)
     own = DepthControl(costs, NATIVE.depth_cap, history=replace(NO_HISTORY, greedy=(20.0, -1000.0, 0.0)))
     answer = begun(own, 3000, prompt_s=NATIVE.prompt_s(3000))
-    for _ in range(400):
-        allowance = answer.allow("model", lag, unread)
-        if allowance.depth:
-            assert (allowance.window, allowance.hindsight) == (window, HINDSIGHT)
-            return
+    while not (allowance := answer.allow("model", lag, unread)).depth:
+        assert answer._done < 400, "never looked"
         answer.record(round_of(context=3000))
-    raise AssertionError("never looked")
+    assert (allowance.window, allowance.hindsight) == (window, HINDSIGHT)
 
 
 def first_look(own: DepthControl) -> int:

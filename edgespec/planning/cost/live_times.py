@@ -16,11 +16,11 @@ from edgespec.interfaces.model import ALONE, Company
 from edgespec.planning.cost.curve import ContextCurves, ExpertTimes
 
 # A forward this many times slower than expected is not a measurement: a suspended machine, a debugger, a clock jump.
-# After _SLOW of them in a row it is the machine that is slower.
+# After SLOW of them in a row it is the machine that is slower.
 IMPLAUSIBLE_FACTOR = 50.0
 
 # The median of this many forwards is the machine's pace: two stalls in a row change nothing, three slow forwards do.
-_RECENT, _SLOW = 5, 3
+_RECENT, SLOW = 5, 3
 
 # Forwards after a plain one that are compared with it: half a sentence, as long as a shared machine keeps its pace.
 _COMPARED = 8
@@ -163,10 +163,10 @@ class LiveTimes:
             expected = zip(self._shared.expected, self._base, strict=True)
             self._more = [max(more, (_LEAST_PART - 1.0) * base) for more, base in expected]
         self._implausible = self._implausible + 1 if shown >= IMPLAUSIBLE_FACTOR * self.factor else 0
-        if 0 < self._implausible < _SLOW:
+        if 0 < self._implausible < SLOW:
             return None
         if self._implausible:
-            self._recent.extend([shown] * _SLOW)
+            self._recent.extend([shown] * SLOW)
             self._implausible = 0
         self.latest = shown
         self.since_plain += 1

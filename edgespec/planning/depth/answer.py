@@ -29,7 +29,7 @@ from edgespec.interfaces.policy import Allowance, RoundRecord
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.cost.acceptance import Acceptance
 from edgespec.planning.cost.curve import FREE, DraftCost
-from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, LiveTimes
+from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, SLOW, LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
@@ -375,8 +375,8 @@ class AnswerDepth:
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
                 self._wild = 0 if 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s else self._wild + 1
-                # A stall alone says nothing; three in a row are the drafter's speed now.
-                if seen is None or 0 < self._wild < 3 or not 0.0 < record.round_s < math.inf:
+                # A stall alone says nothing; SLOW in a row are the drafter's speed now.
+                if seen is None or 0 < self._wild < SLOW or not 0.0 < record.round_s < math.inf:
                     self._count(record.emitted)
                     return
                 # Plain decoding would have stalled as well, so a stall does not count as drafting's loss.
