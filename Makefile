@@ -51,6 +51,9 @@ TWO_AT_ONCE = .venv/bin/python -m pytest -n 2 --dist worksteal
 ONCE_MORE = --reruns 1 -raR
 MAY_BE_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
+# Tests start hundreds of processes. Where no bytecode is written, each of them compiles the package again.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
+
 test: lint
 	$(TWO_AT_ONCE) $(ONCE_MORE) -m 'not models' $(ARGS) $(MAY_BE_NONE)
 	.venv/bin/python -m pytest $(ONCE_MORE) -m models $(ARGS) $(MAY_BE_NONE)

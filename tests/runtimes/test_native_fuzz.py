@@ -1,4 +1,4 @@
-"""A thousand random operations on a cache, each compared with a run from the beginning."""
+"""Random operations on a cache, each compared with a run from the beginning. `make fuzz` does more of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()
 
-CONTEXT, STEPS = 330, 1000  # across a border of attention's blocks of 256
+CONTEXT, STEPS = 330, 500  # across a border of attention's blocks of 256
 WINDOWS: dict[Any, int] = {"llama": 0, "gemma3": 50}
 
 
@@ -76,4 +76,4 @@ def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_pa
             tree, parents = ([], []) if action != "grow" else (tree, parents)
             assert sequence.length == len(tokens)
         sequence.close()
-    assert min(checked.values()) > 100, checked
+    assert min(checked.values()) > 50, checked
