@@ -128,6 +128,15 @@ def test_wrong_options_for_a_hugging_face_folder_are_errors(
     assert not (tmp_path / "out").exists()
 
 
+def test_offline_no_environment_is_made_for_a_hugging_face_folder(
+    folder: Path, here: InProcess, tmp_path: Path
+) -> None:
+    result = here("--offline", "export", folder, "--to", "onnx", "-o", tmp_path / "out")
+    result.failed_well("the environment for Optimum is not on this machine")
+    assert "--python PATH" in result.hint
+    assert left_behind(tmp_path) == []
+
+
 def test_the_python_option_is_an_error_for_a_gguf(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
     result = here("export", tiny.drafter, *ONNX, "-o", tmp_path / "out")
     result.failed_well("--python", "is not one", code=2)

@@ -107,6 +107,7 @@ def export(
         python=python,
         trimmed=form.trim is not None,
         static_cache=form.static_cache,
+        offline=state.offline,
     )
     if export_if_folder(model, request, state, as_json=json):
         return

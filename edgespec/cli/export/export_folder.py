@@ -27,6 +27,7 @@ class FolderRequest:
     python: Path | None
     trimmed: bool
     static_cache: int | None
+    offline: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         return None
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
-    network = Network(offline=state.offline)
+    network = Network(offline=request.offline)
     with state.progress() as progress:
         folder = list_hub_folder(reference, network, progress.job)
         if not folder.is_model_folder:
@@ -128,4 +129,12 @@ def _write_onnx(source: _Source, request: FolderRequest, job: Job) -> Mapping[st
     from edgespec.export.onnx.from_folder import export_folder_to_onnx
 
     provenance = Provenance(name=source.name, quant=request.quant)
-    return export_folder_to_onnx(source.path, request.output, provenance, home=home(), python=request.python, job=job)
+    return export_folder_to_onnx(
+        source.path,
+        request.output,
+        provenance,
+        home=home(),
+        python=request.python,
+        download=not request.offline,
+        job=job,
+    )

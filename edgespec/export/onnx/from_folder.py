@@ -52,14 +52,15 @@ def export_folder_to_onnx(
     *,
     home: Home,
     python: Path | None = None,
+    download: bool = True,
     job: Job = QUIET,
 ) -> Mapping[str, Any]:
     """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns the manifest.
 
     ``quant`` "keep" stores weights as float32, lossless for every source type; "q4" makes all matrices except the
     embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter with Optimum; None: the interpreter
-    of an environment under ``home``, created if missing. ``folder`` appears complete or not at all; an earlier
-    export there is replaced, any other content refused.
+    of an environment under ``home``, which is created if missing, if ``download`` allows it. ``folder``
+    appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted,
     RuntimeUnavailableError without the packages, DownloadError, DiskSpaceError, MemoryLimitError, CancelledError,
@@ -77,7 +78,7 @@ def export_folder_to_onnx(
     # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
     if python is None:
-        python = prepare_environment(home, job=job)
+        python = prepare_environment(home, download=download, job=job)
     else:
         check_interpreter(python, job)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
