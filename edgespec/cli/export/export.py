@@ -18,6 +18,7 @@ from edgespec.cli.options import MODEL_HELP, JsonOption, default_threads, resolv
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.packages import require_for
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.home import home
@@ -100,6 +101,7 @@ def export(
     """
     state = state_of(context)
     form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), trim_for, static_cache)
+    require_for(to, form.quant)  # before anything is downloaded
     request = FolderRequest(
         to=to,
         output=output,

@@ -108,7 +108,7 @@ class Written:
         if trimming.ranked_by is not None:
             _line("ranked by", trimming.ranked_by)
         for rows, seconds in (trimming.forward_s or {}).items():
-            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows")
+            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows in llama.cpp")
         for reason in trimming.reasons:
             _line("because", reason)
 
