@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from edgespec.files.model_file import LocatedModel
 
 FORMATS = ("gguf", "onnx")
-ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
 
 
 def export(
@@ -204,11 +203,14 @@ def _checked(
     if static_cache is not None and to != "onnx":
         raise InvalidRequestError("--static-cache is for ONNX models only", hint="add --to onnx, or leave it out")
     quant = quant.lower()
-    if to == "onnx" and quant not in ONNX_QUANTS:
-        raise InvalidRequestError(
-            f"an ONNX model cannot be quantised to {quant!r}",
-            hint=f"with --to onnx, --quant takes {' or '.join(ONNX_QUANTS)}",
-        )
+    if to == "onnx":
+        from edgespec.export.onnx.tables import QUANTS
+
+        if quant not in QUANTS:
+            raise InvalidRequestError(
+                f"an ONNX model cannot be quantised to {quant!r}",
+                hint=f"with --to onnx, --quant takes {' or '.join(QUANTS)}",
+            )
     if to == "gguf" and quant != "keep":
         from edgespec.export.gguf.quantize import find_quant
 
