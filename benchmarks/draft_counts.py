@@ -15,7 +15,8 @@ right (the target's token). All sources see the prompt and the answer so far, no
 - `for_the_drafter`: the same sources asked for the drafter's token instead of the target's, as guessing for
   the drafter needs it (Cascade Speculative Drafting, Chen et al., 2023).
 
-`--fit` fits a re-ranking of the drafter's four best tokens by these sources, each prompt left out in turn.
+`--fit` fits a re-ranking of the drafter's four best tokens by these sources. The answers are left out in up to
+ten groups in turn; each group is judged by the others' weights. It needs a log of at least two answers.
 
 Prints one JSON object with the counts of each log.
 """
@@ -277,7 +278,12 @@ def fitted(examples: Sequence[tuple[np.ndarray, int]]) -> np.ndarray:
 
 
 def reranked(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Hits of the drafter's first choice, before and after re-ranking, each prompt judged by the others' weights."""
+    """Hits of the drafter's first choice, before and after re-ranking by the weights of other answers.
+
+    Raises ValueError for fewer than two answers.
+    """
+    if len(lines) < 2:
+        raise ValueError("a re-ranking is judged on other answers, so that --fit needs a log of at least two")
     by_prompt = [[place for place in places(line) if place.drafter] for line in lines]
     examples = [
         [
@@ -289,7 +295,7 @@ def reranked(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for own in by_prompt
     ]
     before = after = total = 0
-    folds = min(10, len(lines))  # prompts are left out in ten groups: fitting takes most of the time
+    folds = min(10, len(lines))  # ten groups, because fitting takes most of the time
     weights = np.zeros(6)
     for fold in range(folds):
         weights = fitted([each for number, own in enumerate(examples) if number % folds != fold for each in own])

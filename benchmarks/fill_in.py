@@ -3,9 +3,10 @@
     python -m benchmarks.fill_in [--limit N] [--holes N] [--piece N]
 
 Cuts holes of the rest of a line, and of a few lines, at places that a seed chooses. Each is asked for beside two
-other files: with drafts and nothing in the cache, without drafts, and with one more character typed. Prints a line
-for each hole, then one JSON object: how many texts differ with and without drafts, how many begin with the text that
-was cut out, the ratio of decoding speeds, and that of the second key's time to the first token to the first key's.
+other files: with drafts and nothing in the cache, without drafts, and with one more character typed. Prints one JSON
+object: how many texts differ with and without drafts, how many begin with the text that was cut out, the ratio of
+decoding speeds, and that of the second key's time to the first token to the first key's. A line for each hole goes
+to stderr.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +145,7 @@ def measure(count: int, limit: int | None, piece: int) -> dict[str, Any]:
             session.clear(keep_cache=False)
             first, plain = ask(session, cut, None), ask(session, cut, 0)
             filled.append(Filled(cut, first, plain, ask(session, cut.typed, None)))
-            print(_line(filled[-1]), flush=True)
+            print(_line(filled[-1]), file=sys.stderr, flush=True)
     return figures(filled)
 
 
@@ -156,7 +158,7 @@ def _line(own: Filled) -> str:
 
 
 def main() -> None:
-    """Print a line for each hole, then one JSON object."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--holes", type=int, default=HOLES, metavar="N", help="holes that are cut")
     parser.add_argument("--limit", type=int, metavar="N", help="the first N of them; all if not given")

@@ -1,18 +1,18 @@
 """Requests in new processes: the first answers of a home, answers cut short, and the order of texts.
 
-    python -m benchmarks.first_answers SUITE first|cut|order
+    python -m benchmarks.first_answers SUITE first|cut|order [--limit N]
 
-`first`: in a home without measurements, one coding answer in the first process, then all prompts in a second
-process, planned and plain. `cut`: plain seconds over planned seconds of ten answers that end after their first round
-with the drafter. `order`: tokens a round of code and of translations, alone and in both orders, each in a new home.
-`first` and `cut` need a new home in EDGESPEC_HOME. Prints one JSON object.
+`first`: in a new home, one coding answer in the first process, then all prompts in a second process, or the first N
+of each category, planned and plain; `second` is the latter's plain seconds over planned seconds. `cut`: plain seconds
+over planned seconds of ten answers that end after their first round with the drafter; it needs a new home in
+EDGESPEC_HOME. `order`: tokens a round of code and of translations, alone and in both orders, each in a new home.
+Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -45,11 +45,14 @@ def request_gains(rows: Answers) -> dict[str, float]:
     return {prompt: geomean(own) for prompt, own in gains.items()}
 
 
-def first_answers(suite: str) -> dict[str, Any]:
+def first_answers(suite: str, limit: int | None = None) -> dict[str, Any]:
     """Gains of the first answer and of the second process, by category, and whether all ids are equal."""
     both = ("--arms", "planned,plain", "--turns", "2")
-    first = answers(os.environ, suite, "--category", "coding", "--limit", "1", *both)
-    second = answers(os.environ, suite, "--max-tokens", "96", *both)
+    few = () if limit is None else ("--limit", str(limit))
+    with tempfile.TemporaryDirectory() as folder:
+        environment = fresh_home(Path(folder) / "home")
+        first = answers(environment, suite, "--category", "coding", "--limit", "1", *both)
+        second = answers(environment, suite, "--max-tokens", "96", *few, *both)
     return first_gains(first, second)
 
 
@@ -127,16 +130,18 @@ def order(suite: str) -> dict[str, Any]:
     return {"alone": alone, "translations_first": tokens_a_round(kinds), "code_first": tokens_a_round(kinds[::-1])}
 
 
-PARTS: dict[str, Callable[[str], dict[str, Any]]] = {"first": first_answers, "cut": cut, "order": order}
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {"cut": cut, "order": order}
 
 
 def main() -> None:
     """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite")
-    parser.add_argument("part", choices=[*PARTS])
+    parser.add_argument("part", choices=["first", *PARTS])
+    parser.add_argument("--limit", type=int, metavar="N", help="of `first`: prompts of each category")
     given = parser.parse_args()
-    print(json.dumps(PARTS[given.part](given.suite)))
+    found = first_answers(given.suite, given.limit) if given.part == "first" else PARTS[given.part](given.suite)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,10 @@ def agree_on_pipelined(folder: Path) -> None:
 
 
 def figures(rows: Mapping[str, Answers]) -> dict[str, Any]:
-    """The figures of all homes, those of ``never`` among them, from the rows of each."""
+    """The figures of all homes, those of ``never`` among them, from the rows of each.
+
+    Answers of one token take no time to decode, so that they have no ratio.
+    """
     planned = {home: {row["id"]: row for row in own if row["arm"] == "planned"} for home, own in rows.items()}
     plain_s = {row["id"]: row["decode_s"] for row in rows[NEVER] if row["arm"] == "plain"}
     first = planned[NEVER]
@@ -91,11 +94,19 @@ def figures(rows: Mapping[str, Answers]) -> dict[str, Any]:
 
     return {
         "ratios": {
-            home: geomean(first[prompt]["decode_s"] / row["decode_s"] for prompt, row in own.items())
+            home: geomean(
+                first[prompt]["decode_s"] / row["decode_s"]
+                for prompt, row in own.items()
+                if first[prompt]["decode_s"] and row["decode_s"]
+            )
             for home, own in planned.items()
             if home != NEVER
         },
-        "gain": geomean(seconds / first[prompt]["decode_s"] for prompt, seconds in plain_s.items()),
+        "gain": geomean(
+            seconds / first[prompt]["decode_s"]
+            for prompt, seconds in plain_s.items()
+            if seconds and first[prompt]["decode_s"]
+        ),
         "decode_s": by_prompt("decode_s"),
         "tokens_per_round": by_prompt("tokens_per_round"),
         "modes": by_prompt("mode"),

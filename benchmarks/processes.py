@@ -46,7 +46,7 @@ def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def fresh_home(folder: Path) -> dict[str, str]:
     """An environment with a new home that shares only the models of the present home."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "models").symlink_to(home().root / "models")
+    (folder / "models").symlink_to(home().create(home().models))
     return {**os.environ, "EDGESPEC_HOME": str(folder)}
 
 

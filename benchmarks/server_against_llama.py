@@ -35,6 +35,8 @@ from benchmarks.mixed_traffic import Client
 from benchmarks.processes import serving
 from edgespec.files.home import home
 from edgespec.hardware.machine import describe_machine
+from edgespec.store.locate import Locator
+from edgespec.store.store import Store
 
 TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 OURS = "edgespec"
@@ -43,9 +45,8 @@ CONTEXT_TOKENS = 1024  # of each client of llama.cpp's server
 
 
 def file_of(model: str) -> Path:
-    """The model's only file in the store. Raises ValueError if there is none."""
-    (found,) = (home().root / "models" / model).glob("*.gguf")
-    return found
+    """The model's file, fetched if it is missing. Raises EdgespecError."""
+    return Locator(store=Store(home()), download=True).locate(model).path
 
 
 @contextmanager

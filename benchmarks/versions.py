@@ -107,13 +107,17 @@ def measure(versions: Sequence[Version], given: argparse.Namespace) -> Answers:
 
 
 def report(rows: Answers, names: Sequence[str], *, whole: bool) -> dict[str, Any]:
-    """The figures of all versions. Seconds are of a token, or of a whole request."""
+    """The figures of all versions. Seconds are of a token, or of a whole request.
+
+    Prompts that a version answers with one token or none count only as whole requests.
+    """
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    # An answer of one token takes no time to decode.
+    short = {row["id"] for row in rows if row["emitted_tokens"] < 2 and not whole}
     for row in rows:
-        spent = row["decode_s"] / max(row["emitted_tokens"] - 1, 1)
-        if whole:
-            spent = row["ttft_s"] + row["decode_s"]
-        seconds[row["version"]].setdefault(row["id"], []).append(spent)
+        if row["id"] not in short:
+            spent = row["ttft_s"] + row["decode_s"] if whole else row["decode_s"] / (row["emitted_tokens"] - 1)
+            seconds[row["version"]].setdefault(row["id"], []).append(spent)
     categories = {row["id"]: row["category"] for row in rows}
     figures = {}
     for name in names:

@@ -432,7 +432,6 @@ STEPS: tuple[Step, ...] = (
             ("by_category/coding", ">=", 1.3),
             ("by_category/*", ">=", 0.97),
         ),
-        fresh_home=True,
     ),
     Step(
         "cut-after-a-purchase",

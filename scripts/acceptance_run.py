@@ -32,16 +32,21 @@ from scripts.acceptance import STEPS, TARGET, Command, Step
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "acceptance"
 
+# What a result depends on: code, kernels, prompts, and the page of the server.
+SUFFIXES = (".py", ".toml", ".jsonl", ".sh", ".c", ".h", ".html", ".txt")
+# The step of the coding agents reads its settings there.
+AGENTS = ROOT / "docs" / "guide" / "agents.md"
+
 # Parts of a report that results.json omits: every single answer, and what all reports of a machine share.
 OMITTED = ("pairs", "plan", "machine")
 
 
 def source_digest() -> str:
     """Identifies the code, the tests and the prompts that a result was measured with."""
-    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
+    digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes() + AGENTS.read_bytes())
     for folder in ("edgespec", "tests", "benchmarks", "scripts"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".toml", ".jsonl", ".sh"):
+            if path.suffix in SUFFIXES:
                 digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -6,7 +6,18 @@ import importlib
 from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.export.provenance import KEEP
 from edgespec.files.installation import install_command
+from edgespec.runtimes.llama.library import load
+
+
+def require_for(to: str, quant: str) -> None:
+    """Raise RuntimeUnavailableError for a missing package that an export to ``to`` as ``quant`` needs."""
+    require("gguf")
+    if to == "onnx":
+        require("onnx", "exporting to ONNX")
+    elif quant != KEEP:
+        load()
 
 
 def require(name: str, purpose: str = "exporting") -> Any:

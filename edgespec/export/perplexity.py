@@ -12,12 +12,13 @@ import numpy as np
 
 from edgespec.decoding import scores
 from edgespec.errors import EdgespecError, InvalidRequestError, NonFiniteLogitsError
-from edgespec.export.gguf.files import DRAFTER, MODEL
+from edgespec.export.gguf.files import MODEL
 from edgespec.export.measuring import Measuring
 from edgespec.files.gguf.header import read_header
-from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.gguf.records import PLAIN_TYPES, GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Loading
+from edgespec.files.trimmed_drafter import DRAFTER_NAME
 from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import memory_needed, require_memory
 from edgespec.placement.prepared import Preparation, PreparedModel, choose_threads, prepare_model
@@ -26,9 +27,6 @@ from edgespec.text.tokenizers.choice import open_tokenizer
 
 # Both models read the same tokens, so most of the uncertainty cancels: 512 tokens distinguish 4 bits from 8.
 TOKENS = 512
-
-# Types of weights that were never quantised.
-PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +66,7 @@ class Cost:
 
 def rounded_types(source: GgufHeader, folder: Path, manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """The source's types, sorted, of weights that the export to ``folder`` changed; empty if it changed none."""
-    name = next((name for name in (MODEL, DRAFTER) if name in manifest["files"]), None)
+    name = next((name for name in (MODEL, DRAFTER_NAME) if name in manifest["files"]), None)
     if name is None:  # ONNX: the manifest lists weights by role, with the words "rounded to"
         parts = [part for text in manifest.get("tensors", {}).values() for part in text.split(", ")]
         return tuple(sorted({part.split()[0] for part in parts if " rounded " in part}))

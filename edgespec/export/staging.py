@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError
 from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name
 from edgespec.files.disk import disk_errors, require_space
-from edgespec.store.manifest import MANIFEST_NAME
+from edgespec.files.export_folder import MANIFEST_NAME, read_manifest
+from edgespec.files.onnx.folder import ONNX_KIND
+from edgespec.files.trimmed_drafter import TRIMMED_KIND
 
-KINDS = ("trimmed-drafter", "gguf", "onnx-model")  # the kinds of folders that export writes
+KINDS = (TRIMMED_KIND, "gguf", ONNX_KIND)  # the kinds of folders that export writes
 
 _LARGER_DISK = "free some space, or export to a folder on a larger disk"
-
-# Manifests of exports are under 2 kB.
-_LARGEST_MANIFEST_BYTES = 1 << 20
 
 
 @contextmanager
@@ -96,15 +93,11 @@ def check_replaceable(folder: Path) -> None:
 def _files_of(manifest: Path) -> frozenset[str] | None:
     """The file names in ``manifest``; None if it is not the manifest of an export."""
     try:
-        if not stat.S_ISREG(manifest.lstat().st_mode) or manifest.stat().st_size > _LARGEST_MANIFEST_BYTES:
-            return None
-        document: Any = json.loads(manifest.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict) or document.get("kind") not in KINDS:
+        _, document = read_manifest(manifest)
+    except ModelFileError:
         return None
     files = document.get("files")
-    return frozenset({MANIFEST_NAME, *files}) if isinstance(files, dict) else None
+    return frozenset({MANIFEST_NAME, *files}) if document.get("kind") in KINDS and isinstance(files, dict) else None
 
 
 @contextmanager

@@ -147,6 +147,11 @@ def test_a_re_ranking_learns_from_the_text_what_the_drafter_gets_wrong() -> None
     assert (found["before"], found["after"]) == (0.0, 1.0)
 
 
+def test_a_re_ranking_of_one_answer_has_no_other_to_be_judged_by() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        draft_counts.reranked([line([1, 2], [3, 1], drafter=[3, 9])])
+
+
 # -------------------------------------------------------------------------------------------- simulated rounds
 
 

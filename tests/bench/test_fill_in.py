@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
+import pytest
+
+from benchmarks import fill_in
 from benchmarks.fill_in import HOLES, Cut, Filled, cuts, figures, own_sources
 
 
@@ -36,3 +41,13 @@ def test_the_figures_compare_drafts_and_keys() -> None:
     assert round(found["speed_ratio"], 6) == 1.5
     assert found["second_key_ratio"] == 0.125
     assert found["largest_second_key_ratio"] == 0.2
+
+
+def test_only_the_figures_are_on_stdout(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["fill_in", "--limit", "2"])
+    monkeypatch.setattr(fill_in, "Engine", MagicMock())
+    monkeypatch.setattr(fill_in, "ask", lambda *_: answer("x", (1,), 1.0, 30))
+    fill_in.main()
+    written = capsys.readouterr()
+    assert json.loads(written.out)["holes"] == 2
+    assert written.err.count("second key 1.000 of the first") == 2

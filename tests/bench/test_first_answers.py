@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import first_answers
 from benchmarks.first_answers import first_gains
 
 
@@ -36,3 +40,23 @@ def test_gains_are_plain_seconds_over_planned_seconds_by_category() -> None:
 def test_answers_with_other_token_ids_are_not_identical() -> None:
     first = [row("plain", 1.0), row("planned", 1.0, ids=(1, 3))]
     assert first_gains(first, [row("plain", 1.0), row("planned", 1.0)])["identical"] is False
+
+
+def test_first_answers_are_given_in_one_new_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, tuple[str, ...]]] = []
+
+    def answers(environment: Mapping[str, str], *arguments: str) -> list[dict[str, Any]]:
+        asked.append((environment["EDGESPEC_HOME"], arguments))
+        return [row("plain", 3.0), row("planned", 2.0)]
+
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "own"))
+    monkeypatch.setattr(first_answers, "answers", answers)
+    monkeypatch.setattr("sys.argv", ["first_answers", "question.jsonl", "first", "--limit", "4"])
+    first_answers.main()
+    assert json.loads(capsys.readouterr().out)["second"] == pytest.approx(1.5)
+    (first_home, first), (second_home, second) = asked
+    assert first_home == second_home != str(tmp_path / "own")
+    assert first[3:5] == ("--limit", "1")
+    assert second[3:5] == ("--limit", "4")

@@ -36,6 +36,17 @@ def test_other_token_ids_in_one_home_are_not_identical() -> None:
     assert figures({"never": [row(1.0), row(1.0, "plain")], "busy": [row(1.0, ids=(1, 3))]})["identical"] is False
 
 
+def test_answers_of_one_token_have_no_ratio() -> None:
+    short = {"id": "b"}
+    found = figures(
+        {
+            "never": [row(1.0), row(2.0, "plain"), row(0.0) | short, row(0.0, "plain") | short],
+            "busy": [row(2.0), row(0.0) | short],
+        }
+    )
+    assert (found["ratios"], found["gain"]) == ({"busy": pytest.approx(0.5)}, pytest.approx(2.0))
+
+
 def test_the_prompts_are_taken_from_all_of_a_suite() -> None:
     suite = builtin_suite("quick")
     few = spread(suite, 4)

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from edgespec.cli.terminal.output import ProgressPrinter
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, RuntimeUnavailableError
+from edgespec.export import packages
 from edgespec.export.provenance import Provenance
 from edgespec.files import disk
 from edgespec.files.gguf.header import read_header
@@ -150,6 +151,21 @@ def test_a_missing_export_package_is_reported_in_one_sentence(
     result.failed_well("needs the package onnx")
     assert result.hint == install_command("export")
     assert result.json["error"]["type"] == "RuntimeUnavailableError"
+
+
+def test_missing_packages_are_reported_before_the_model_is_looked_for(
+    here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise RuntimeUnavailableError("llama.cpp is not installed", hint="install it")
+
+    monkeypatch.setattr(packages, "load", missing)
+    place = ("missing.gguf", "-o", tmp_path / "out")
+    here("export", *place, *GGUF, "--quant", "q4_0").failed_well("llama.cpp is not installed")
+    here("export", *place, *GGUF).failed_well("missing.gguf")
+    for package, to in (("onnx", "onnx"), ("gguf", "gguf")):
+        monkeypatch.setitem(sys.modules, package, None)
+        here("export", *place, "--to", to).failed_well(f"needs the package {package}")
 
 
 # ------------------------------------------------------------------------------------------------ bad input

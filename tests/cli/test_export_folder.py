@@ -80,6 +80,7 @@ def test_a_hugging_face_folder_is_exported_to_quantised_gguf(folder: Path, here:
     types = {tensor.type_name for tensor in read_header(tmp_path / "out" / "model.gguf").tensors}
     assert types == {"Q8_0", "F32"}
     assert re.search(r"^a token +reads [0-9.]+ kB of weights$", told.out, re.MULTILINE)
+    assert re.search(r"^perplexity +not measured: no runtime reads a Hugging Face folder", told.out, re.MULTILINE)
     assert is_whole(tmp_path / "out")
 
 
@@ -126,6 +127,15 @@ def test_wrong_options_for_a_hugging_face_folder_are_errors(
     result.failed_well(*words, code=2)
     assert result.hint
     assert not (tmp_path / "out").exists()
+
+
+def test_offline_no_environment_is_made_for_a_hugging_face_folder(
+    folder: Path, here: InProcess, tmp_path: Path
+) -> None:
+    result = here("--offline", "export", folder, "--to", "onnx", "-o", tmp_path / "out")
+    result.failed_well("the environment for Optimum is not on this machine")
+    assert "--python PATH" in result.hint
+    assert left_behind(tmp_path) == []
 
 
 def test_the_python_option_is_an_error_for_a_gguf(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:
@@ -177,8 +187,10 @@ def export_from(hub: HubServer, place: Path, *options: str | Path) -> Result:
 
 @pytest.mark.slow
 def test_a_hub_repository_is_downloaded_and_exported(hub: HubServer, tmp_path: Path) -> None:
+    hub.described = {"cardData": {"license": "apache-2.0"}}
     found = succeeded(export_from(hub, tmp_path, *GGUF, "--json")).json
-    assert found["manifest"]["source"]["name"] == "repo"
+    assert (found["manifest"]["source"]["name"], found["manifest"]["licence"]) == ("repo", "apache-2.0")
+    assert read_header(tmp_path / "out" / "model.gguf").metadata["general.license"] == "apache-2.0"
     assert is_whole(tmp_path / "out")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.errors import RuntimeUnavailableError
 from edgespec.export.trim import choose_rows
 from edgespec.export.trim.vocabtrim import coverage
 from edgespec.files.gguf.header import read_header
@@ -258,7 +259,8 @@ def test_trim_auto_chooses_by_measured_times_and_not_by_bytes(
     options = (*AUTO, "--trim-from", text)
     result = succeeded(here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *options))
     size = vocabulary_size(tiny.drafter)
-    assert f"{1000 * times_s[0]:.2f} ms a draft token with {size // 2} rows" in result.out
+    assert f"{1000 * times_s[0]:.2f} ms a draft token with {size // 2} rows in llama.cpp" in result.out
+    assert ("a forward in llama.cpp takes" in result.out) == trims
     assert re.search(r"^because +(\d+ of \d+ rows hold|all \d+ rows are kept)", result.out, re.MULTILINE)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["kind"] == "trimmed-drafter") == trims
@@ -293,6 +295,18 @@ def test_trim_auto_times_the_drafter_in_its_final_quantisation(
     assert opened[4:] in ([], perplexity), "a model that is better left whole is measured before and after"
     assert not any(path.exists() for path in opened[:4] if path != tiny.drafter)
     assert left_behind(tmp_path) == ["out"]
+
+
+def test_trim_auto_asks_for_llama_cpp_before_it_counts_answers(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise RuntimeUnavailableError("llama.cpp is not installed", hint="install it")
+
+    monkeypatch.setattr(choose_rows, "load", missing)
+    monkeypatch.setattr(choose_rows, "_count", lambda *_: pytest.fail("answers were counted first"))
+    result = here("export", tiny.drafter, *GGUF, "-o", tmp_path / "out", *AUTO, "--trim-for", tiny.target)
+    result.failed_well("llama.cpp is not installed")
 
 
 def test_trim_auto_keeps_a_small_vocabulary_whole_without_measuring(

@@ -88,6 +88,16 @@ def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home
     assert again.commands == []
 
 
+def test_offline_the_environment_is_used_but_not_created(home: Home) -> None:
+    tools = FakeTools()
+    with pytest.raises(DownloadError, match="offline was asked for") as raised:
+        prepare_environment(home, run=tools, download=False)
+    assert "--python PATH" in (raised.value.hint or "")
+    assert (tools.commands, home.tools.exists()) == ([], False)
+    python = prepare_environment(home, run=tools)
+    assert prepare_environment(home, run=FakeTools(), download=False) == python
+
+
 def test_other_pinned_versions_give_another_environment(home: Home) -> None:
     first = prepare_environment(home, run=FakeTools())
     second = prepare_environment(home, pins=("optimum==1",), run=FakeTools())

@@ -94,6 +94,7 @@ def test_bad_worker_output_raises_an_error_with_a_reason(
     assert words in raised.value.message
     assert len(raised.value.message) < 600
     assert raised.value.hint
+    assert ("site folder are not seen" in raised.value.hint) == (error is RuntimeUnavailableError)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that kill")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def tree(tmp_path: Path) -> Path:
         if source.suffix in {".c", ".h", ".py"}:
             shutil.copy(source, kernels)
     return tree
+
+
+def test_the_source_package_has_no_tests_because_it_lacks_what_they_import() -> None:
+    build = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    assert not {"tests", "benchmarks", "scripts"} & set(build["targets"]["sdist"]["include"])
 
 
 def compiler(folder: Path, content: bytes) -> str:

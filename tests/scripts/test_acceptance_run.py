@@ -89,6 +89,22 @@ def test_a_changed_source_makes_every_step_due_again(
     assert [command[1] for command in commands.ran] == ["a", "a"]
 
 
+@pytest.mark.parametrize(
+    "name", ["edgespec/kernels/a.c", "edgespec/kernels/a.h", "edgespec/server/page.html", "docs/guide/agents.md"]
+)
+def test_kernels_and_pages_that_steps_read_are_part_of_the_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(acceptance_run, "ROOT", tmp_path)
+    monkeypatch.setattr(acceptance_run, "AGENTS", tmp_path / "docs/guide/agents.md")
+    for path in (tmp_path / each for each in ("pyproject.toml", "docs/guide/agents.md", name)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("before")
+    before = acceptance_run.source_digest()
+    (tmp_path / name).write_text("after")
+    assert acceptance_run.source_digest() != before
+
+
 def test_a_failing_command_fails_its_step_with_the_reason_and_the_others_run(
     commands: Commands, start: Start
 ) -> None:

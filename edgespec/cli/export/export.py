@@ -18,6 +18,7 @@ from edgespec.cli.options import MODEL_HELP, JsonOption, default_threads, resolv
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.packages import require_for
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
 from edgespec.files.home import home
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from edgespec.files.model_file import LocatedModel
 
 FORMATS = ("gguf", "onnx")
-ONNX_QUANTS = ("keep", "q4")  # as in export_onnx
 
 
 def export(
@@ -100,6 +100,7 @@ def export(
     """
     state = state_of(context)
     form = _checked(to, quant, trim_vocab, tuple(trim_from or ()), trim_for, static_cache)
+    require_for(to, form.quant)  # before anything is downloaded
     request = FolderRequest(
         to=to,
         output=output,
@@ -107,6 +108,7 @@ def export(
         python=python,
         trimmed=form.trim is not None,
         static_cache=form.static_cache,
+        offline=state.offline,
     )
     if export_if_folder(model, request, state, as_json=json):
         return
@@ -201,11 +203,14 @@ def _checked(
     if static_cache is not None and to != "onnx":
         raise InvalidRequestError("--static-cache is for ONNX models only", hint="add --to onnx, or leave it out")
     quant = quant.lower()
-    if to == "onnx" and quant not in ONNX_QUANTS:
-        raise InvalidRequestError(
-            f"an ONNX model cannot be quantised to {quant!r}",
-            hint=f"with --to onnx, --quant takes {' or '.join(ONNX_QUANTS)}",
-        )
+    if to == "onnx":
+        from edgespec.export.onnx.tables import QUANTS
+
+        if quant not in QUANTS:
+            raise InvalidRequestError(
+                f"an ONNX model cannot be quantised to {quant!r}",
+                hint=f"with --to onnx, --quant takes {' or '.join(QUANTS)}",
+            )
     if to == "gguf" and quant != "keep":
         from edgespec.export.gguf.quantize import find_quant
 

@@ -27,14 +27,19 @@ class FolderRequest:
     python: Path | None
     trimmed: bool
     static_cache: int | None
+    offline: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """A folder with config.json and safetensors, and the model's name."""
+    """A folder with config.json and safetensors, the model's name, and the licence that its hub states."""
 
     name: str
     path: Path
+    licence: str | None = None
+
+    def provenance(self, quant: str) -> Provenance:
+        return Provenance(name=self.name, licence=self.licence, quant=quant)
 
 
 def export_if_folder(model: str, request: FolderRequest, state: State, *, as_json: bool) -> bool:
@@ -50,6 +55,9 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
                 hint="leave out --python",
             )
         return False
+    from edgespec.export.perplexity import Cost
+
+    reason = "no runtime reads a Hugging Face folder; export it with --quant keep first, then the result"
     with state.progress() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
         manifest = write(source, request, progress.job)
@@ -59,7 +67,7 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
         bytes_before=None,
         manifest=manifest,
         trimming=None,
-        cost=None,
+        cost=None if request.quant == KEEP else Cost(rounded=(), measured=None, reason=reason),
     ).tell(state, as_json=as_json)
     return True
 
@@ -87,14 +95,14 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         return None
     from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
 
-    network = Network(offline=state.offline)
+    network = Network(offline=request.offline)
     with state.progress() as progress:
         folder = list_hub_folder(reference, network, progress.job)
         if not folder.is_model_folder:
             return None
         _check(model, request)
         path = fetch_hub_folder(folder, network, progress.job)
-    return _Source(name=folder.repo.rpartition("/")[2], path=path)
+    return _Source(name=folder.repo.rpartition("/")[2], path=path, licence=folder.licence)
 
 
 def _check(model: str, request: FolderRequest) -> None:
@@ -120,12 +128,18 @@ def _write_gguf(source: _Source, request: FolderRequest, job: Job) -> Mapping[st
     from edgespec.export.huggingface.gguf import export_from_folder
 
     threads = 1 if request.quant == KEEP else default_threads()
-    provenance = Provenance(name=source.name, quant=request.quant)
-    return export_from_folder(source.path, request.output, provenance, threads=threads, job=job)
+    return export_from_folder(source.path, request.output, source.provenance(request.quant), threads=threads, job=job)
 
 
 def _write_onnx(source: _Source, request: FolderRequest, job: Job) -> Mapping[str, Any]:
     from edgespec.export.onnx.from_folder import export_folder_to_onnx
 
-    provenance = Provenance(name=source.name, quant=request.quant)
-    return export_folder_to_onnx(source.path, request.output, provenance, home=home(), python=request.python, job=job)
+    return export_folder_to_onnx(
+        source.path,
+        request.output,
+        source.provenance(request.quant),
+        home=home(),
+        python=request.python,
+        download=not request.offline,
+        job=job,
+    )

@@ -56,10 +56,11 @@ class Written:
         return self.manifest.get("tensors", {}) if weights is None else quantisation_by_class(weights.tensors)
 
     def _gguf(self) -> Any:
-        from edgespec.export.gguf.files import DRAFTER, MODEL
+        from edgespec.export.gguf.files import MODEL
         from edgespec.files.gguf.header import read_header
+        from edgespec.files.trimmed_drafter import DRAFTER_NAME
 
-        name = next((name for name in (MODEL, DRAFTER) if name in self.manifest["files"]), None)
+        name = next((name for name in (MODEL, DRAFTER_NAME) if name in self.manifest["files"]), None)
         return None if name is None else read_header(self.folder / name)
 
     def as_json(self) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class Written:
         if trimming.ranked_by is not None:
             _line("ranked by", trimming.ranked_by)
         for rows, seconds in (trimming.forward_s or {}).items():
-            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows")
+            _line("measured", f"{1000 * seconds:.2f} ms a draft token with {rows} rows in llama.cpp")
         for reason in trimming.reasons:
             _line("because", reason)
 

@@ -39,16 +39,16 @@ from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.staging import check_replaceable, staged_folder
 from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.progress import QUIET, Job
+from edgespec.files.trimmed_drafter import DRAFTER_NAME, EMBEDDING_NAME, IDS_NAME, TOKENIZER_NAME, TRIMMED_KIND
 from edgespec.runtimes.llama.library import load
-from edgespec.store.manifest import MANIFEST_NAME
 
-DRAFTER, EMBEDDING_ROWS, IDS, TOKENIZER = "drafter.gguf", "embedding.bin", "ids.npy", "tokenizer.gguf"
 MODEL = "model.gguf"
 
-_REQUANTISED = "requantised.gguf"  # in the temporary folder only
+REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
 # The smallest piece that reports progress: larger than headers and single rows of a scattered table.
 _TOLD_BYTES = 1 << 16
@@ -83,10 +83,10 @@ def export_trimmed(
         if model is not header:
             files = _trimmed_files(model, ids)
         written = _write_all(model, stage, files, job)
-        (stage / _REQUANTISED).unlink(missing_ok=True)
+        (stage / REQUANTISED).unlink(missing_ok=True)
         embedding = embedding_table(model)
         manifest = {
-            **_described(header, "trimmed-drafter", provenance),
+            **_described(header, TRIMMED_KIND, provenance),
             "kept": len(ids),
             "embedding": {
                 "type": embedding.type_name,
@@ -153,10 +153,10 @@ def _trimmed_files(header: GgufHeader, ids: npt.NDArray[np.int32]) -> _Files:
     array = io.BytesIO()
     np.save(array, ids.astype("<i4"), allow_pickle=False)
     return {
-        DRAFTER: drafter_parts(header, ids),
-        EMBEDDING_ROWS: [Span(embedding.offset, embedding.byte_count)],
-        IDS: [Literal(array.getvalue())],
-        TOKENIZER: tokenizer_parts(header),
+        DRAFTER_NAME: drafter_parts(header, ids),
+        EMBEDDING_NAME: [Span(embedding.offset, embedding.byte_count)],
+        IDS_NAME: [Literal(array.getvalue())],
+        TOKENIZER_NAME: tokenizer_parts(header),
     }
 
 
@@ -180,7 +180,7 @@ def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Ite
 def _requantised(header: GgufHeader, stage: Path, quant: str, threads: int, job: Job) -> GgufHeader:
     if quant == KEEP:
         return header
-    return requantize(header.path, stage / _REQUANTISED, quant, threads, job)
+    return requantize(header.path, stage / REQUANTISED, quant, threads, job)
 
 
 def _write_all(header: GgufHeader, stage: Path, files: _Files, job: Job) -> dict[str, dict[str, int | str]]:

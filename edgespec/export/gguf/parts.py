@@ -20,13 +20,13 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.architectures.shape import EMBEDDING, HEAD
 from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.export_folder import ascending
 from edgespec.files.gguf.cursor import Cursor, read_entry
 from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, FilePart, GgufHeader, TensorInfo
 
-EMBEDDING = "token_embd.weight"
-_TRIMMED = (EMBEDDING, "output.weight", "output.bias")  # tables with a row (or an element) for each token
+_TRIMMED = (EMBEDDING, HEAD, "output.bias")  # tables with a row (or an element) for each token
 
 _PER_LAYER = "per_layer_token_embd.weight"  # its vocabulary may be smaller than the tokenizer's
 

@@ -15,7 +15,7 @@ from typing import Any
 from edgespec.errors import DiskSpaceError, InvalidRequestError, ModelFileError
 from edgespec.files.disk import SLACK_BYTES, free_bytes
 from edgespec.files.gguf.header import read_header
-from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.gguf.records import PLAIN_TYPES, GgufHeader
 from edgespec.files.progress import QUIET, Job
 from edgespec.runtimes.llama.library import load
 
@@ -24,8 +24,6 @@ _BUFFER_BYTES = 64 << 20
 
 # How often cancellation is checked while native code runs: prompt for a user who pressed Ctrl-C.
 _POLL_S = 0.2
-
-_PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +90,7 @@ def requantize(source: Path, destination: Path, quant: str, threads: int, job: J
     params = api.llama_model_quantize_default_params()
     params.nthread = threads
     params.ftype = getattr(api, chosen.constant)
-    params.allow_requantize = any(tensor.type_name not in _PLAIN_TYPES for tensor in header.tensors)
+    params.allow_requantize = any(tensor.type_name not in PLAIN_TYPES for tensor in header.tensors)
     if hasattr(params, "max_buf_size"):
         params.max_buf_size = _BUFFER_BYTES
     codes: list[int] = []

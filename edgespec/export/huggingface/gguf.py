@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.export.gguf.files import MODEL, check_destination, tensor_types
+from edgespec.export.gguf.files import MODEL, REQUANTISED, check_destination, tensor_types
 from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
@@ -20,13 +20,11 @@ from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import sha256_file, write_json
 from edgespec.files.checked import DOWNLOAD_AGAIN
+from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.gguf.header import read_header
 from edgespec.files.progress import QUIET, Job
 from edgespec.files.safetensors import read_safetensors_folder
 from edgespec.runtimes.llama.library import load
-from edgespec.store.manifest import MANIFEST_NAME
-
-_REQUANTISED = "requantised.gguf"  # in the temporary folder only
 
 # general.file_type in the numbering of llama.h (enum llama_ftype), by the type of most weights.
 _FILE_TYPES: Mapping[str, int] = {"F32": 0, "F16": 1, "BF16": 32}
@@ -82,7 +80,7 @@ def export_from_folder(
         _write(path, config.architecture.name, planned, _metadata(config, vocabulary, planned, provenance), job)
         header = read_header(path)
         if chosen is not None:
-            quantised = stage / _REQUANTISED
+            quantised = stage / REQUANTISED
             requantize(path, quantised, chosen.name, threads, job)
             quantised.replace(path)
             header = read_header(path)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from edgespec.architectures.shape import Rope, Shape
 from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.export.gguf.files import check_destination
 from edgespec.export.gguf.parts import Part, Rows, Span, check_kept, open_source, read_part, tokenizer_parts
 from edgespec.export.onnx.model import describe_model, rope_tables
 from edgespec.export.onnx.tables import RopeTable, Table, TablePlan, plan_tables
@@ -78,6 +79,7 @@ def export_onnx(
     cannot be written.
     """
     build_graph = _graph_builder(static_cache)
+    check_destination(source, folder)
     header = read_header(source)
     shape = describe_model(header)
     ids = None if kept is None else check_kept(np.asarray(kept), header.vocabulary_size)
@@ -85,10 +87,6 @@ def export_onnx(
     plan = plan_tables(header, shape, provenance.quant, ids)
     graph: bytes = build_graph(shape, plan).SerializeToString()
     tokenizer = tokenizer_parts(header)
-    if source.resolve().is_relative_to(folder.resolve()):
-        raise InvalidRequestError(
-            f"{source} lies in {folder}, which would be replaced", hint="export to another folder"
-        )
     needed_bytes = plan.data_bytes + len(graph) + sum(part.byte_count for part in tokenizer)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         files: _Files = {}

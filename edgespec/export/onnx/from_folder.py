@@ -20,10 +20,11 @@ from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
 from edgespec.export.huggingface.tokenizer import read_vocabulary
+from edgespec.export.onnx.tables import ALIGNMENT, QUANTS
 from edgespec.export.optimum.environment import prepare_environment
 from edgespec.export.optimum.process import check_interpreter, run_worker, versions_in
 from edgespec.export.packages import require
-from edgespec.export.provenance import KEEP, Provenance
+from edgespec.export.provenance import Provenance
 from edgespec.export.staging import staged_folder
 from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
 from edgespec.files.export_folder import MANIFEST_NAME
@@ -34,12 +35,8 @@ from edgespec.files.onnx.interface import WHOLE
 from edgespec.files.progress import QUIET, Job
 from edgespec.files.safetensors import read_safetensors_folder
 
-QUANTS = (KEEP, "q4")
-
 # The worker's output files, as optimum/worker.py names them.
 _PACKED, _PACKED_DATA = "packed.onnx", "packed.data"
-
-_ALIGNMENT = 4096  # bytes: the smallest page size of known machines, so that every table can be mapped separately
 
 # Space for graph and tokenizer: a few MB each.
 _OTHER_BYTES = 64 << 20
@@ -52,14 +49,15 @@ def export_folder_to_onnx(
     *,
     home: Home,
     python: Path | None = None,
+    download: bool = True,
     job: Job = QUIET,
 ) -> Mapping[str, Any]:
     """Write the model in the Hugging Face folder ``source`` as an ONNX model to ``folder``; returns the manifest.
 
     ``quant`` "keep" stores weights as float32, lossless for every source type; "q4" makes all matrices except the
     embedding 4-bit, in blocks of 32 with a scale. ``python`` is an interpreter with Optimum; None: the interpreter
-    of an environment under ``home``, created if missing. ``folder`` appears complete or not at all; an earlier
-    export there is replaced, any other content refused.
+    of an environment under ``home``, which is created if missing, if ``download`` allows it. ``folder``
+    appears complete or not at all; an earlier export there is replaced, any other content refused.
 
     Raises ModelFileError if the source is malformed, InvalidRequestError if it cannot be converted,
     RuntimeUnavailableError without the packages, DownloadError, DiskSpaceError, MemoryLimitError, CancelledError,
@@ -77,7 +75,7 @@ def export_folder_to_onnx(
     # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
     if python is None:
-        python = prepare_environment(home, job=job)
+        python = prepare_environment(home, download=download, job=job)
     else:
         check_interpreter(python, job)
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
@@ -142,7 +140,7 @@ def _write_graph(work: Path, stage: Path, model: FolderModel, job: Job) -> tuple
     total = sum(each.byte_count for each in graph.weights)
     with (work / _PACKED_DATA).open("rb") as source, (stage / DATA_NAME).open("xb") as out:
         for weight in graph.weights:
-            padding = bytes(-end % _ALIGNMENT)
+            padding = bytes(-end % ALIGNMENT)
             out.write(padding)
             digest.update(padding)
             end += len(padding)

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from edgespec.architectures.shape import EMBEDDING, HEAD, OUTPUT_NORM, Layer, Part, Rope, Shape
 from edgespec.errors import InvalidRequestError
-from edgespec.export.onnx.weights import BLOCK, PLAIN_TYPES, can_read, exact_bits
-from edgespec.files.gguf.records import GGML_TYPES, GgufHeader, TensorInfo
+from edgespec.export.onnx.weights import BLOCK, can_read, exact_bits
+from edgespec.files.gguf.records import GGML_TYPES, PLAIN_TYPES, GgufHeader, TensorInfo
 
 QUANTS = ("keep", "q4")
 

@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.export.packages import require
-from edgespec.files.gguf.records import GGML_TYPES
+from edgespec.files.gguf.records import GGML_TYPES, PLAIN_TYPES
 
 BLOCK = 32  # weights that share a scale: that of Q4_0 and Q8_0, which then need no rounding
-
-PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 
 # Types in blocks of 32 whose weights are a float16 scale times an integer, with the integer's bits.
 _EXACT = {"Q4_0": 4, "Q5_0": 8, "Q8_0": 8, "IQ4_NL": 8}

@@ -66,16 +66,23 @@ def prepare_environment(
     *,
     pins: Sequence[str] = PINS,
     run: Runner | None = None,
+    download: bool = True,
     job: Job = QUIET,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
     """The interpreter of the environment with ``pins``, which is created if missing.
 
     The environment appears complete or not at all; a second process waits for the first. Raises DownloadError with
-    pip's reason, DiskSpaceError, CancelledError, StoreLockedError, EdgespecError.
+    pip's reason, or if it is missing and may not ``download``, DiskSpaceError, CancelledError, StoreLockedError,
+    EdgespecError.
     """
     if (found := find_environment(home, pins)) is not None:
         return found
+    if not download:
+        raise DownloadError(
+            "the environment for Optimum is not on this machine, and offline was asked for",
+            hint="give an interpreter that has Optimum with --python PATH, or run it once without --offline",
+        )
     run = run or run_logged
     folder = environment_folder(home, pins)
     home.create(home.tools)

@@ -210,7 +210,8 @@ def _result(answer: Mapping[str, Any] | None, code: int, log: bytes, python: Pat
     if kind == "missing":
         raise RuntimeUnavailableError(
             f"{python} lacks packages for the conversion: {message}",
-            hint="install optimum-onnx[onnxruntime], transformers, torch and onnx-ir there, or leave out --python",
+            hint="install optimum-onnx[onnxruntime], transformers, torch and onnx-ir there (packages in the user's "
+            "site folder are not seen), or leave out --python",
         )
     if kind == "memory":
         raise _no_memory(source, message)

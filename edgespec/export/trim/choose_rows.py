@@ -44,6 +44,7 @@ from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import require_memory
 from edgespec.placement.prepared import Preparation, choose_threads
 from edgespec.profiles.profile import Profile
+from edgespec.runtimes.llama.library import load
 from edgespec.text.chat_template.template import ChatTemplate
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -117,6 +118,7 @@ def choose_rows(
         if not any(len(always) <= each < size for each in vocabtrim.CANDIDATE_SIZES):
             reason = f"a trimmed head is not faster for a vocabulary of only {size} tokens: all rows are kept"
             return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))
+        load()  # heads are timed in llama.cpp
     elif wanted.rows >= size:
         reason = f"{wanted.rows} rows were requested and the vocabulary has {size}: all rows are kept"
         return Trimming(kept=None, vocabulary_size=size, reasons=(reason,))

@@ -175,7 +175,7 @@ def _reasons(
     else:
         said = [
             f"{chosen.size} of {whole.size} rows hold {chosen.coverage:.1%} of the held-out tokens, and a forward "
-            f"takes {chosen.forward_s / whole.forward_s:.0%} of the time: usable draft tokens come "
+            f"in llama.cpp takes {chosen.forward_s / whole.forward_s:.0%} of the time: usable draft tokens come "
             f"{chosen.relative_speed:.2f} times as fast"
         ]
     for each in candidates:

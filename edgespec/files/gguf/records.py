@@ -80,6 +80,9 @@ GGML_TYPES: Mapping[int, tuple[str, int, int]] = {
     42: ("Q2_0", 64, 18),
 }
 
+# Types of weights that were never quantised.
+PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
+
 # Tables of which a forward reads only one row per token.
 _INTERVAL = "full_attention_interval"  # of which the last layer has attention; 4 in llama.cpp if not stated
 _LOOKUP_TABLES = frozenset({"token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight"})

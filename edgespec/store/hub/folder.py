@@ -23,11 +23,12 @@ _WANTED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFolder:
-    """A repository at a commit; ``filenames`` are all its files."""
+    """A repository at a commit; ``filenames`` are all its files. ``licence`` is None if its page states none."""
 
     repo: str
     commit: str
     filenames: tuple[str, ...]
+    licence: str | None = None
 
     @property
     def is_model_folder(self) -> bool:
@@ -44,7 +45,7 @@ class HubFolder:
 def list_hub_folder(reference: HubReference, network: Network = ONLINE, job: Job = QUIET) -> HubFolder:
     """List the repository's files. Arguments and errors are those of ``list_hub_files``."""
     listing = list_hub_files(reference.repo, reference.revision, network, job)
-    return HubFolder(repo=listing.repo, commit=listing.commit, filenames=listing.names)
+    return HubFolder(repo=listing.repo, commit=listing.commit, filenames=listing.names, licence=listing.licence)
 
 
 def fetch_hub_folder(folder: HubFolder, network: Network = ONLINE, job: Job = QUIET) -> Path:
