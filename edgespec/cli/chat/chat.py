@@ -85,8 +85,8 @@ def run_chat(
         measuring = interactive and engine.can_calibrate
         status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
-        going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps)
-        going.run(prompts, greeting, interactive)
+        going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps, interactive=interactive)
+        going.run(prompts, greeting)
 
 
 def _prompts(interrupts: Interrupts, *, keeps: bool) -> Prompts:
@@ -113,8 +113,9 @@ class _Chat:
         *,
         as_json: bool,
         keeps: bool,
+        interactive: bool,
     ) -> None:
-        """``keeps``: the conversation is kept for ``--continue``."""
+        """``keeps``: the conversation is kept for ``--continue``. ``interactive``: a person types the prompts."""
         self._talk = talk
         self._commands = Commands(talk)
         self._interrupts = interrupts
@@ -122,20 +123,21 @@ class _Chat:
         self._status = status
         self._failed = False
         self._keeps = keeps
+        self._interactive = interactive
+        self._forgives = (signal.SIGINT,) if interactive else ()
         self._kept = talk.session.messages  # as the file has them, or as the chat began
         self._begun = ""  # of the next prompt
         # Used only if prompts are typed: from a pipe the next prompt is available immediately.
         self._idle = IdleCalibration(talk.engine)
 
-    def run(self, prompts: Prompts, greeting: Sequence[str], interactive: bool) -> None:
+    def run(self, prompts: Prompts, greeting: Sequence[str]) -> None:
         """Print the lines of ``greeting``, and answer prompts until the chat ends."""
-        forgives = (signal.SIGINT,) if interactive else ()
-        with self._interrupts.during(forgives=forgives), self._idle:
+        with self._interrupts.during(forgives=self._forgives), self._idle:
             for line in greeting:  # from now on Ctrl-C does not end the program
                 note(line, dim=True)
             while True:
                 try:
-                    if not self._turn(prompts, interactive):
+                    if not self._turn(prompts):
                         break
                 except KeyboardInterrupt:
                     if self._interrupts.leaving:
@@ -145,10 +147,10 @@ class _Chat:
                 if self._interrupts.pending():
                     prompts.unsend()
                 self._interrupts.obeyed()
-        if self._failed and not interactive:
+        if self._failed and not self._interactive:
             raise typer.Exit(1)
 
-    def _turn(self, prompts: Prompts, interactive: bool) -> bool:
+    def _turn(self, prompts: Prompts) -> bool:
         """Read a prompt and obey or answer it; False at the end. Raises KeyboardInterrupt."""
         try:
             begun, self._begun = self._begun, ""
@@ -157,7 +159,7 @@ class _Chat:
         except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
             self._fail(error)
             return True
-        if prompt is None or (interactive and not prompt.quoted and leaves(prompt.text)):
+        if prompt is None or (self._interactive and not prompt.quoted and leaves(prompt.text)):
             asked = None
         else:
             asked = self._to_answer(prompt)
@@ -167,7 +169,7 @@ class _Chat:
         self._answer_until_stopped(asked)
         if self._interrupts.leaving:
             raise KeyboardInterrupt
-        if interactive:
+        if self._interactive:
             self._idle.engine = self._talk.engine
             self._status.measuring |= self._talk.engine.can_calibrate
             self._idle.start()
@@ -207,7 +209,7 @@ class _Chat:
 
     def _answer_until_stopped(self, prompt: str | GoOn) -> None:
         try:
-            with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,), counts=False):
+            with self._interrupts.during(self._talk.cancel, forgives=self._forgives, counts=False):
                 self._answer(prompt)
                 self._keep()
         except KeyboardInterrupt:  # Ctrl-C came just before
