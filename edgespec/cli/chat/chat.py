@@ -12,7 +12,17 @@ from typing import Any
 
 import typer
 
-from edgespec.cli.chat.chat_commands import Ask, Commands, Edit, GoOn, Leave, is_command, leaves, suggest
+from edgespec.cli.chat.chat_commands import (
+    Ask,
+    Commands,
+    Edit,
+    GoOn,
+    Leave,
+    is_command,
+    leaves,
+    suggest,
+    unescaped,
+)
 from edgespec.cli.chat.drafter_offer import open_with_offer
 from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
@@ -25,7 +35,6 @@ from edgespec.cli.terminal.output import State, note, print_error
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 from edgespec.store.locate import Locator
@@ -83,7 +92,7 @@ def run_chat(
         if kept is not None:
             greeting.append(continues(talk.session.messages))
         measuring = interactive and engine.can_calibrate
-        status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
+        status = StatusLine(reasons=not flags.plain, measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
         going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps, interactive=interactive)
         going.run(prompts, greeting)
@@ -190,7 +199,7 @@ class _Chat:
     def _to_answer(self, prompt: Prompt) -> str | GoOn | None:
         """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
         if prompt.quoted or not is_command(prompt.text):
-            return prompt.text[1:] if prompt.text.startswith("//") and not prompt.quoted else prompt.text
+            return prompt.text if prompt.quoted else unescaped(prompt.text)
         try:
             match self._commands.obey(prompt.text.strip()):
                 case Leave():
@@ -204,7 +213,7 @@ class _Chat:
         except EdgespecError as error:
             if self._talk.session.closed:  # no model is loaded any more
                 raise
-            print_error(error, as_json=False)
+            self._fail(error)
         return ""
 
     def _answer_until_stopped(self, prompt: str | GoOn) -> None:
@@ -221,28 +230,22 @@ class _Chat:
     def _answer(self, prompt: str | GoOn) -> None:
         talk = self._talk
         try:
-            before = talk.last if isinstance(prompt, GoOn) else None
             generation = talk.go_on() if isinstance(prompt, GoOn) else talk.generate(prompt)
             begun = talk.begun if isinstance(prompt, GoOn) else ""
             shades = self._commands.shows_guesses
             done = follow_answer(generation, as_json=self._as_json, guesses=shades, begun=begun)
             talk.ended(done)
             if talk.unanswered is None:
-                talk.last = done if before is None else _joined(before, done)
+                talk.last = done
             print_done(done, self._status, as_json=self._as_json, instead=talk.unanswered and _NOT_BEGUN)
         except EdgespecError as error:
             talk.ended(None)
             self._fail(error)
 
     def _fail(self, error: EdgespecError) -> None:
-        """Report an error. The chat continues, and the conversation does not contain the failed prompt."""
+        """Report an error. The chat continues, and the conversation does not contain a prompt that failed."""
         self._failed = True
         print_error(error, as_json=self._as_json)
-
-
-def _joined(begun: Done, more: Done) -> Done:
-    """The end of an answer with the text of the whole answer."""
-    return replace(more, text=begun.text + more.text, content=begun.content + more.content)
 
 
 def continues(messages: Sequence[Mapping[str, Any]]) -> str:
