@@ -73,7 +73,11 @@ def commands(tiny: TinyModels, work: Path, hub: HubServer) -> tuple[Interruptibl
     return (
         Interruptible(name="generate", arguments=("generate", "hello", *slow, "--max-tokens", "100")),
         Interruptible(name="generate --json", arguments=("generate", "hello", *slow, "--max-tokens", "60", "--json")),
-        Interruptible(name="chat", arguments=("chat", *pair, "--max-tokens", "60", "--verbose"), stdin=b"hello\nagain\n/exit\n"),
+        Interruptible(
+            name="chat",
+            arguments=("chat", *pair, "--max-tokens", "60", "--verbose"),
+            stdin=b"hello\nagain\n/exit\n",
+        ),
         Interruptible(name="calibrate", arguments=("calibrate", "--quick", *pair)),
         Interruptible(name="verify", arguments=("verify", *pair, *suited)),
         Interruptible(name="bench", arguments=("bench", *pair, *suited, "--passes", "1", "--json")),
