@@ -318,7 +318,7 @@ def test_a_reason_for_one_idle_drafter_is_shown_while_another_guesses() -> None:
 def test_plain_decoding_that_was_asked_for_needs_no_reason(
     tiny: TinyModels, here: InProcess, asking: tuple[str, ...]
 ) -> None:
-    asked = (*asking, "--target", tiny.target, "--draft", "none", "--max-tokens", "4", "--verbose")
+    asked = (*asking, "--target", str(tiny.target), "--draft", "none", "--max-tokens", "4", "--verbose")
     stdin = "hello\n" if asking == ("chat",) else ""
     assert " · no guesses: " in here(*asked, stdin=stdin).err.splitlines()[-1]
     plain = here(*asked, "--plain", stdin=stdin).err.splitlines()[-1]
