@@ -18,12 +18,11 @@ from edgespec.cli.parser import SETTINGS, Place, Program, nearest, value_sentenc
 from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
 from edgespec.cli.terminal.output import NARROWEST, State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
+from edgespec.files.disk import FULL
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 _ANYWHERE = ("--debug", "--offline", "--quiet", "--verbose")
-
-_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 _USE, _MODELS, _MEASURE, _ADVANCED = "Use", "Models", "Measure", "Advanced"
 
@@ -116,14 +115,14 @@ def _run(arguments: Sequence[str], state: State) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted(state)
     except OSError as error:
-        if error.errno in _FULL and error.filename:
+        if error.errno in FULL and error.filename:
             full = f"no space is left on the disk that holds {error.filename}"
             print_error(
                 DiskSpaceError(full, needed_bytes=0, free_bytes=0, hint="free some space"), as_json=state.json
             )
             return EXIT_FAILED
         # Writing to a closed terminal fails with EIO.
-        if error.errno not in {*_FULL, errno.EPIPE, errno.EIO if state.interrupts.number else errno.EPIPE}:
+        if error.errno not in {*FULL, errno.EPIPE, errno.EIO if state.interrupts.number else errno.EPIPE}:
             return _unexpected(error, state)
         return _output_lost(error)
     except SystemExit as error:  # typer's answer to a closed pipe
@@ -172,7 +171,7 @@ def _interrupted(state: State) -> int:
 
 def _output_lost(error: OSError) -> int:
     """Report that stdout cannot be written as the disk is full. Nothing is printed if its reader or terminal left."""
-    if error.errno not in _FULL:
+    if error.errno not in FULL:
         return _stdout_closed("")
     return _stdout_closed(
         "no space is left on the disk that the output is written to", "free some space, or write elsewhere"

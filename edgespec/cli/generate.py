@@ -76,6 +76,8 @@ def generate(
         prompt = "" if sys.stdin.isatty() else "-"
     if raw and system is not None:
         raise InvalidRequestError("--raw has no system message", hint="leave out --raw or --system")
+    if raw and no_think:
+        raise InvalidRequestError("--raw has no thinking to leave out", hint="leave out --raw or --no-think")
     chosen = flags.resolve()
     sampling = drawn.over(Sampling(rule=chosen.rule))
     # Wrong requests fail before stdin is read and a model is loaded.

@@ -20,7 +20,7 @@ from edgespec.cli import suggestions
 from edgespec.cli.answer_form import FORM_OPTIONS, file_text, naming_options, schema_text
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, ProfileError
 from edgespec.files.home import home
 from edgespec.profiles.layers import from_settings
 from edgespec.profiles.profile import Profile, load_profile
@@ -68,10 +68,14 @@ def state_of(context: typer.Context) -> State:
 
 def resolve_profile(name: str | None, **flags: Any) -> Profile:
     """The profile in force: built-in < user < project < environment < flags. Raises ProfileError."""
+    try:
+        folder = Path.cwd()
+    except FileNotFoundError as error:
+        raise ProfileError("the current folder was removed", hint="change to another folder") from error
     profile = load_profile(
         name,
         environ=os.environ,
-        cwd=Path.cwd(),
+        cwd=folder,
         user_dir=home().root,
         flags={key: value for key, value in flags.items() if value is not None},
     )

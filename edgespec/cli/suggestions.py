@@ -139,7 +139,7 @@ def for_file(incomplete: str) -> Iterator[Suggestion]:
 
 def _paths(incomplete: str, suffix: str | None) -> Iterator[Suggestion]:
     """Folders, and files of that kind (None: all), as they are spelled."""
-    from edgespec.files.disk import expanded
+    from edgespec.files.disk import expanded, is_folder
 
     folder, _, name = incomplete.rpartition("/")
     begun = f"{folder}/" if "/" in incomplete else ""
@@ -148,5 +148,5 @@ def _paths(incomplete: str, suffix: str | None) -> Iterator[Suggestion]:
     except OSError:
         return
     for entry in entries:
-        if entry.name.startswith(name) and (entry.is_dir() or suffix in (None, entry.suffix)):
-            yield f"{begun}{entry.name}{'/' if entry.is_dir() else ''}", ""
+        if entry.name.startswith(name) and (is_folder(entry) or suffix in (None, entry.suffix)):
+            yield f"{begun}{entry.name}{'/' if is_folder(entry) else ''}", ""

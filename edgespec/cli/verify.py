@@ -9,7 +9,7 @@ import typer
 
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import EXACTNESS_WORDS, about, note, print_json
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -125,10 +125,7 @@ def _prompts(suite: Path | None, asked: int) -> list[Prompt]:
     from edgespec.store.store import Store
 
     if suite is not None:
-        found = load_suite(suite)
-        if not found:
-            raise InvalidRequestError(f"{suite} holds no prompt", hint="one JSON object a line")
-        return list(found)
+        return list(load_suite(suite))
     own = list(builtin_suite("verify"))
     try:
         if (stored := Store(home()).find(_FETCHED)) is not None:

@@ -17,7 +17,8 @@ SLACK_BYTES = 64 * 2**20
 
 _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
 
-_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+# What a full disk or an exhausted quota gives.
+FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def expanded(path: Path | str) -> Path:
@@ -89,7 +90,7 @@ def disk_errors(path: Path, needed_bytes: int, *, hint: str = _LARGER_STORE) -> 
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         raise DiskSpaceError(
             f"the disk that holds {path} is full; existing files are unchanged",

@@ -1,1 +1,1 @@
-"""Named constraints and preferences (TOML), the catalogue of known models, and their loaders."""
+"""Named constraints and preferences, described machines (TOML), and their loaders."""

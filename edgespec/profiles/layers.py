@@ -160,6 +160,11 @@ ADVANCED_KEYS = (
 # ------------------------------------------------------------------------------------------ the layers
 
 
+def is_path(name: str) -> bool:
+    """Whether ``name`` is a path: it has a separator or ends in .toml. So a name cannot leave its folder."""
+    return "/" in name or "\\" in name or name.endswith(".toml")
+
+
 def read_toml(path: Path, name: str, content: bytes | None = None) -> dict[str, object]:
     """Parse a TOML file. Messages call it ``name``. ``content``: the file's bytes, if already read.
 
@@ -198,7 +203,7 @@ def _split_toml_error(message: str, text: str) -> tuple[str, int]:
 
 
 def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None) -> Layer:
-    """Check the table of one profile. Relative model paths are relative to ``folder``, the file's folder.
+    """Check the table of one profile. Relative paths in it are relative to ``folder``, the file's folder.
 
     Raises ProfileError for an unknown key, a wrong type or a value out of range.
     """
@@ -207,6 +212,8 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
     for key, value in _flat(table, origin).items():
         if key == INHERITS:
             inherits = str(_checked(_INHERITS, value, f"{origin}: {key}"))
+            if folder is not None and is_path(inherits):
+                inherits = str((folder / expanded(inherits)).absolute())
         elif key in _IN_A_FILE:
             values[key] = _checked(_IN_A_FILE[key], value, f"{origin}: {key}")
             if key in _MODEL_KEYS and folder is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.errors import ProfileError
 from edgespec.files.disk import expanded, is_file
-from edgespec.profiles.layers import read_toml
+from edgespec.profiles.layers import is_path, read_toml
 
 
 @cache
@@ -24,7 +24,7 @@ def read_machine(name_or_path: str, *, cwd: Path) -> tuple[str, str, dict[str, o
 
     A path has a slash or ends in ``.toml``. Raises ProfileError if there is no such machine or the file is not TOML.
     """
-    if "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(".toml"):
+    if is_path(name_or_path):
         path = cwd / expanded(name_or_path)
         if not is_file(path):
             raise ProfileError(f"there is no machine file {name_or_path}", hint=_known())

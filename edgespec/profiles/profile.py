@@ -25,6 +25,7 @@ from edgespec.profiles.layers import (
     from_environment,
     from_flags,
     from_table,
+    is_path,
     read_toml,
     unknown_key,
 )
@@ -94,7 +95,7 @@ def load_profile(
     layers += [project] if project else []
     layers += [from_environment(environ), from_flags(flags or {}, arguments=only_the_named)]
 
-    values: dict[str, str | int | float | bool] = {"name": Path(name).stem if _is_path(name) else name}
+    values: dict[str, str | int | float | bool] = {"name": Path(name).stem if is_path(name) else name}
     origins = {"name": chosen_by}
     for layer in layers:
         values.update(layer.values)
@@ -137,11 +138,6 @@ def _choose(
     return BASE, "built-in"
 
 
-def _is_path(name: str) -> bool:
-    """Whether ``name`` is a path: it has a separator or ends in .toml. So a name cannot leave the profiles folder."""
-    return "/" in name or "\\" in name or name.endswith(".toml")
-
-
 def _profile_layers(name: str, cwd: Path, user_dir: Path, user: Layer | None) -> list[Layer]:
     """The named profile's layers, lowest first, with the user's ``config.toml`` right after the last built-in one.
 
@@ -178,7 +174,7 @@ def _parent(name: str, layer: Layer, is_builtin: bool) -> tuple[str, bool] | Non
 
 
 def _find(name: str, may_be_users: bool, cwd: Path, user_dir: Path) -> tuple[Layer, bool]:
-    if _is_path(name):
+    if is_path(name):
         path = cwd / expanded(name)
         if not is_file(path):
             raise ProfileError(f"there is no profile file {path}", hint="Names without a slash are known profiles.")

@@ -22,6 +22,7 @@ import edgespec.calibration.measurement_store as store_module
 from edgespec.bench.run import RunSettings
 from edgespec.bench.suite import BUILTIN_SUITES, Prompt, builtin_suite, suite_sha256
 from edgespec.cli import bench as module
+from edgespec.cli.terminal.output import State
 from edgespec.decoding.sampling import Sampling
 from edgespec.errors import InvalidRequestError
 from tests.support.bench_answers import FakeRun, made
@@ -169,7 +170,14 @@ def test_sampled_answers_equal_plain_decoding(here: InProcess, pair: tuple[str, 
     options = ("--suite", suite, "--passes", "1", "--max-tokens", "24", "--arms", "planned,oracle", *drawn)
     found = here("bench", *pair, *options, "--json").json
     check_report(found, ("plain", "planned", "oracle"))
-    assert found["sampling"] == {"temperature": 0.7, "top_p": 0.95, "top_k": 40, "min_p": 0.01, "seed": 5}
+    assert found["sampling"] == {
+        "temperature": 0.7,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.01,
+        "seed": 5,
+        "rule": "keyed",
+    }
     told = here("bench", *pair, *options)
     words = "temperature 0.7, top-k 40, top-p 0.95, min-p 0.01, seed 5"
     assert f"every arm sampled with {words}\n" in told.out
@@ -264,6 +272,16 @@ def test_on_a_terminal_one_line_is_renewed_and_gone_before_anything_else(capsys:
     first, second = (f"\r\x1b[2m{done}\x1b[0m\x1b[K" for done in ("1 of 3 answers", "2 of 3 answers · N s left"))
     differs = "p differs from plain decoding in arm planned\n"
     assert shown.startswith(f"{first}{second}\r\x1b[K{differs}\r\x1b[K\r\x1b[Ktimes of plain decoding varied by more")
+    show.close()
+    assert capsys.readouterr().err == "\r\x1b[K"
+
+
+def test_the_renewed_line_fits_a_narrow_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "stderr_columns", lambda: 12)
+    module._Progress(live=True)(made(Prompt(id="p", category="c", prompt="p"), "planned", 0, {}), 1, 30)
+    assert capsys.readouterr().err == "\r\x1b[2m1 of 30 ans\x1b[0m\x1b[K"
 
 
 def test_bench_help_names_every_option(here: InProcess) -> None:
@@ -403,6 +421,9 @@ def test_a_bad_suite_is_refused(name: str, here: InProcess, tmp_path: Path, monk
         (("--suite", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
         (("--suite", "quik"), "there is no suite 'quik'"),
         (("--suite", "."), "cannot be read"),
+        (("--suite", "x" * 300), "there is no suite"),
+        (("--log", f"{'x' * 300}/log.jsonl"), "does not exist"),
+        (("--plot", f"{'x' * 300}/figure.png"), "does not exist"),
         (("--arms", "planned,plan"), 'there is no arm "plan"'),
         (("--category", "poetry"), 'the suite quick has no category "poetry"'),
         (("--category", "qa", "--category", "poetry"), "poetry"),
@@ -547,8 +568,20 @@ def test_bench_with_near_exactness_accepts_answers_that_differ(
     assert "greeting differs" in result.err, "said all the same"
 
 
-def test_ctrl_c_in_bench_prints_one_line_and_exits(
+def test_bench_accepts_answers_that_the_rejection_rule_draws_otherwise(
     here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun
+) -> None:
+    fake.make = differing
+    options = ("--set", "rule=rejection", "--suite", suite, "--json")
+    result = here("bench", *pair, *options, "--temperature", "0.7")
+    assert result.code == 0, result.err
+    assert result.json["sampling"]["rule"] == "rejection"
+    assert "differs" not in result.err
+    here("bench", *pair, *options).failed_well("an answer differs from plain decoding's")
+
+
+def test_ctrl_c_in_bench_prints_one_line_and_exits(
+    here: InProcess, pair: tuple[str, ...], suite: Path, fake: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> dict[str, Any]:
         raise KeyboardInterrupt
@@ -558,9 +591,22 @@ def test_ctrl_c_in_bench_prints_one_line_and_exits(
     assert result.code == 130
     assert result.out == ""
     assert result.err.splitlines()[-1] == "interrupted"
+    monkeypatch.setattr(module, "stderr_is_rich", lambda: True)
+    assert here("bench", *pair, "--suite", suite).err.endswith("\r\x1b[Kinterrupted\n")
     as_json = here("bench", *pair, "--suite", suite, "--json")
     assert as_json.code == 130
     assert as_json.json["error"]["message"] == "interrupted"
+
+
+def test_a_signal_ends_the_wait_for_a_suite_on_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> tuple[Prompt, ...]:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("it was awaited further")
+
+    monkeypatch.setattr(module, "read_suite", read)
+    state = State()
+    with state.interrupts.installed(), pytest.raises(KeyboardInterrupt):
+        module._prompts("-", None, [], state)
 
 
 @pytest.mark.slow

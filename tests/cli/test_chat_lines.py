@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.chat import chat_commands
 from tests.support.command_line import run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import check_generate
 from tests.support.tiny_models import TinyModels
@@ -121,11 +122,13 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
     broken, silent = root / "absent.gguf", tiny.without_template
     stdin = (
         f"hello\n/model {broken}\n/model ~unknown-user/x.gguf\n/model {silent}\n/model\n"
-        f"/model {tiny.ending}\n/set seed 7\n"
+        f'/model "{tiny.ending}"\n/set seed 7\n'
         f"what is water\n/model {tiny.target}\n/set\n/undo\nwhat is water\n"
     )
-    result = succeeded(run_here("chat", *options, home=root, stdin=stdin))
-    hello, other, back = (json.loads(line) for line in result.out.splitlines())
+    result = run_here("chat", *options, home=root, stdin=stdin)
+    assert result.code == 1
+    hello, *refused, other, back = (json.loads(line) for line in result.out.splitlines())
+    assert [each.keys() for each in refused] == [{"schema_version", "error"}] * 3
     assert [each["plan"]["target"]["model"] for each in (hello, other, back)] == ["target", "ending", "target"]
     assert other["stats"]["prompt_tokens"] > hello["stats"]["prompt_tokens"] + 5, "it read the turn before"
     assert other["stats"]["prompt_tokens"] == back["stats"]["prompt_tokens"]
@@ -139,6 +142,23 @@ def test_slash_model_continues_the_chat_with_another_model(tiny: TinyModels, roo
     ):
         assert words in result.err, words
     assert re.search(r"^seed +7$", result.err, re.MULTILINE)
+
+
+def test_copy_takes_the_whole_of_an_answer_that_was_continued(
+    pair: tuple[str, ...], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if another answer came between."""
+    copied = list[str]()
+
+    def copy(text: str) -> str:
+        copied.append(text)
+        return "copied"
+
+    monkeypatch.setattr(chat_commands, "copy", copy)
+    stdin = "hello\nwhat is water\n/undo\n/copy\n/more\n/copy\n"
+    result = succeeded(run_here("chat", *pair, "--max-tokens", "3", "--json", home=root, stdin=stdin))
+    hello, _water, more = (json.loads(line)["text"] for line in result.out.splitlines())
+    assert copied == [hello, hello + more]
 
 
 def test_copy_and_guesses_need_a_terminal(pair: tuple[str, ...], root: Path) -> None:
@@ -187,9 +207,9 @@ def test_the_threads_option_sets_the_targets_threads(tiny: TinyModels, root: Pat
 def test_a_wrong_value_of_slash_set_is_reported_in_one_sentence(
     pair: tuple[str, ...], root: Path, line: str, words: str
 ) -> None:
-    result = succeeded(run_here("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n"))
-    assert words in result.err
-    assert result.out.strip()
+    result = run_here("chat", *pair, "--max-tokens", "3", home=root, stdin=f"{line}\nhello\n")
+    result.failed_well(words)
+    assert result.out.strip(), "the prompt after it is answered"
 
 
 def test_slash_system_changes_the_system_message(pair: tuple[str, ...], root: Path) -> None:

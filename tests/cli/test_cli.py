@@ -372,6 +372,7 @@ def test_no_arguments_show_the_help(tmp_path: Path) -> None:
         (("generate", "hi", "--depth", "99"), "depth"),
         (("generate", "hi", "--rule", "other"), "rule"),
         (("generate", "hi", "--exactness", "other"), "exactness"),
+        (("generate", "hi", "--raw", "--no-think"), "--raw has no thinking to leave out"),
         (("chat", "--context", "1"), "context"),
         (("models", "nonsense"), "nonsense"),
         (("pull", "hf:not a repo"), "repository"),

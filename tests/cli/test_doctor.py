@@ -17,6 +17,7 @@ from edgespec.calibration.measurement_store import save_bandwidth
 from edgespec.cli.doctor import report as module
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.files.home import Home
 from edgespec.files.installation import install_command
 from edgespec.hardware.bandwidth import BandwidthMeasurement, ThreadBandwidth
 from edgespec.hardware.machine import Conditions, Machine
@@ -296,6 +297,17 @@ def test_the_exit_code_of_a_child_process_is_known_and_its_output_is_not_shown(
 ) -> None:
     assert module._exit_code(f"print('loud')\n{script}", Interrupts()) == code
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_file_in_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ctypes.py").write_text("import os; os._exit(7)")
+    monkeypatch.chdir(tmp_path)
+    assert module._exit_code("import ctypes", Interrupts()) == 0
+
+
+def test_a_home_with_a_name_that_is_too_long_has_no_size() -> None:
+    assert module._size(Path("x" * 300)) == 0
+    assert module._disk(Home(Path("/") / ("x" * 300)), [])["models_bytes"] == 0
 
 
 def test_a_child_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from tests.support.tiny_models import TinyModels
 
 pytestmark = pytest.mark.slow
 
-CTRL_C, CTRL_D, CTRL_J, CTRL_P, TAB = b"\x03", b"\x04", b"\x0a", b"\x10", b"\x09"
+CTRL_C, CTRL_D, CTRL_J, CTRL_P, CTRL_R, TAB = b"\x03", b"\x04", b"\x0a", b"\x10", b"\x12", b"\x09"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
 # In llama.cpp nothing is drafted before it is measured.
 NOTHING_KNOWN = {"EDGESPEC_RUNTIME": "llama", "EDGESPEC_DRAFT_RUNTIME": "llama"}
@@ -129,6 +129,25 @@ def test_the_up_key_recalls_prompts_of_earlier_chats(opened: Open, place: Home) 
     chat.wait_for(EDITING)
     leave(chat)
     assert history(place) == ["the first one", "last time", "the first one"]
+
+
+def test_enter_takes_what_ctrl_r_found_and_ctrl_c_keeps_the_typed_line(opened: Open, place: Home) -> None:
+    place.create(place.root)
+    place.history.write_text("the first one\nlast time\n", encoding="utf-8")
+    chat = opened()
+    for ends in (CTRL_C, b"\r"):
+        chat.type("typed ")
+        chat.wait_for("typed")
+        chat.type(CTRL_R)
+        chat.wait_for("search")
+        chat.type("first")
+        chat.wait_for("one")
+        chat.type(ends)
+        chat.type("!\r")
+        chat.wait_for(ANSWERED)
+        chat.wait_for(EDITING)
+    leave(chat)
+    assert history(place)[2:] == ["typed !", "the !first one"], "the cursor is where it was found"
 
 
 def test_commands_and_their_values_are_completed(opened: Open) -> None:

@@ -178,14 +178,23 @@ def test_ctrl_c_while_a_model_loads_ends_the_program(
     assert err.splitlines()[-1] == "interrupted"
 
 
-def test_sigint_ends_generate_and_keeps_the_text_so_far(tiny: TinyModels, slow_options: tuple[str, ...]) -> None:
-    process = subprocess.Popen(
-        command("generate", "hello", *slow_options),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(tiny.home.root),
-    )
+@pytest.mark.parametrize(
+    ("asked", "stdin"), [(("generate", "hello"), ""), (("chat",), "hello\nagain\n")], ids=["generate", "chat"]
+)
+def test_sigint_ends_an_answer_and_keeps_the_text_so_far(
+    tiny: TinyModels, slow_options: tuple[str, ...], tmp_path: Path, asked: tuple[str, ...], stdin: str
+) -> None:
+    """A chat that reads its prompts from a file ends too."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(stdin, encoding="utf-8")
+    with prompts.open("rb") as file:
+        process = subprocess.Popen(
+            command(*asked, *slow_options),
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(tiny.home.root),
+        )
     assert process.stdout is not None
     first = os.read(process.stdout.fileno(), 1)
     process.send_signal(signal.SIGINT)
@@ -193,7 +202,7 @@ def test_sigint_ends_generate_and_keeps_the_text_so_far(tiny: TinyModels, slow_o
     assert process.returncode == 130
     assert (first + out).endswith(b"\n")
     assert len(out) > 1
-    assert err == b"interrupted\n"
+    assert err.splitlines()[-1] == b"interrupted"
 
 
 def incomplete(folders: Iterable[Path]) -> list[Path]:

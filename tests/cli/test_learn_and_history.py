@@ -14,6 +14,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.prefixes.beginnings import LEAST_TOKENS, as_tokens
 from edgespec.engine.prefixes.stored import model_of, stored_prefixes, write_prefix
 from edgespec.files.home import Home
+from edgespec.store.store import Store
 from tests.support.command_line import InProcess
 from tests.support.tiny_models import TinyModels, put_into_store
 
@@ -35,6 +36,17 @@ def test_learning_listing_and_forgetting(tiny: TinyModels, here: InProcess, tmp_
     assert found["skipped_files"] == {"binary": 0, "too_large": 0, "unreadable": 0, "no_room": 0}
     gone = json.loads(here("learn", "--forget", tmp_path / "text.txt", *target, "--json").out)["learned"]
     assert (gone["files"], gone["bytes"], gone["removed_files"]) == ([], 0, 1)
+
+
+def test_no_model_is_fetched_if_nothing_is_learned(
+    here: InProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a model was fetched")
+
+    monkeypatch.setattr(Store, "fetch", refuse)
+    for words in ((), ("--forget", tmp_path)):
+        here("learn", "--target", "smollm2-135m", *words).failed_well("smollm2-135m is not on this machine")
 
 
 def test_wrong_paths_are_one_sentence(tiny: TinyModels, here: InProcess, tmp_path: Path) -> None:

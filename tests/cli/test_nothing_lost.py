@@ -176,4 +176,5 @@ def test_a_models_file_is_kept_by_its_whole_path(tmp_path: Path, monkeypatch: py
     (tmp_path / "m.gguf").touch()
     monkeypatch.chdir(tmp_path)
     assert name_of("m.gguf") == str(tmp_path / "m.gguf")
-    assert name_of("qwen2.5-coder-1.5b") == "qwen2.5-coder-1.5b"
+    (tmp_path / "qwen2.5-coder-1.5b").mkdir()
+    assert name_of("qwen2.5-coder-1.5b") == "qwen2.5-coder-1.5b", "as the chat itself found it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,16 @@ def test_keys_of_profiles_are_set_by_name() -> None:
     assert "depth" in str(error.value.hint)
     with pytest.raises(ProfileError, match="no value"):
         ModelFlags(settings=["depth"]).resolve()
+
+
+def test_a_removed_working_folder_is_reported_in_one_sentence(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> Path:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Path, "cwd", gone)
+    here("generate", "hi").failed_well("the current folder was removed", code=2)
 
 
 def test_what_a_command_does_not_change_is_as_the_command_line_says() -> None:

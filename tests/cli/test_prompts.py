@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli.chat import prompt_history
-from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest
+from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest, unescaped
 from edgespec.cli.chat.pastes import MOST_CHARACTERS, MOST_LINES, Pastes
 from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
-from edgespec.cli.chat.prompts import Prompt, unquoted
+from edgespec.cli.chat.prompts import LinePrompts, Prompt, unquoted
+from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.files.home import Home
 
 
@@ -91,6 +93,30 @@ def test_each_text_has_its_marker_and_a_marker_in_a_text_is_text() -> None:
 )
 def test_a_line_with_a_slash_is_a_command_and_several_lines_only_if_it_is_known(text: str, command: bool) -> None:
     assert is_command(text) is command
+
+
+@pytest.mark.parametrize(
+    ("text", "prompt"),
+    [
+        ("//help", "/help"),
+        ("///help", "//help"),
+        ("// what is a comment?", "/ what is a comment?"),
+        ("//system be brief\nand kind", "/system be brief\nand kind"),
+        ("// adds one\nint f(int x);", "// adds one\nint f(int x);"),
+        ("hello", "hello"),
+    ],
+)
+def test_two_slashes_stand_for_one_but_in_pasted_code(text: str, prompt: str) -> None:
+    assert unescaped(text) == prompt
+
+
+def test_a_prompt_that_comes_back_is_shown_where_it_cannot_be_edited(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for first, shown in (("> ", "what is water\n> "), ("", "")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
+        assert LinePrompts(Interrupts(), first).read("what is water") == Prompt("hello")
+        assert capsys.readouterr().err == shown
 
 
 def test_commands_settings_and_their_values_are_suggested() -> None:

@@ -314,10 +314,14 @@ def test_a_reason_for_one_idle_drafter_is_shown_while_another_guesses() -> None:
     assert "is known" not in line(half, half)
 
 
-def test_plain_decoding_that_was_asked_for_needs_no_reason(tiny: TinyModels, here: InProcess) -> None:
-    asked = ("generate", "hello", "--target", tiny.target, "--draft", "none", "--max-tokens", "4")
-    assert " · no guesses: " in here(*asked, "--verbose").err.splitlines()[-1]
-    plain = here(*asked, "--plain", "--verbose").err.splitlines()[-1]
+@pytest.mark.parametrize("asking", [("generate", "hello"), ("chat",)], ids=["generate", "chat"])
+def test_plain_decoding_that_was_asked_for_needs_no_reason(
+    tiny: TinyModels, here: InProcess, asking: tuple[str, ...]
+) -> None:
+    asked = (*asking, "--target", str(tiny.target), "--draft", "none", "--max-tokens", "4", "--verbose")
+    stdin = "hello\n" if asking == ("chat",) else ""
+    assert " · no guesses: " in here(*asked, stdin=stdin).err.splitlines()[-1]
+    plain = here(*asked, "--plain", stdin=stdin).err.splitlines()[-1]
     assert re.fullmatch(r"\d+\.\d tok/s · cut at the token limit", plain)
 
 

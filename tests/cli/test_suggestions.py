@@ -47,6 +47,17 @@ def test_completion_suggests_paths_after_a_path_prefix(tmp_path: Path) -> None:
     assert values(suggestions.for_model("/no/such/folder/")) == []
 
 
+def test_completion_suggests_names_in_a_folder_that_may_only_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "model.gguf").touch()
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert values(suggestions.for_model("./m")) == ["./model.gguf"]
+
+
 def test_completion_suggests_profiles_and_suites() -> None:
     assert values(suggestions.for_profile("laptop")) == ["laptop"]
     assert values(suggestions.for_suite("")) == ["ours", "quick", "long-prompts", "short", "verify"]

@@ -164,6 +164,17 @@ def test_a_prompt_that_was_not_answered_comes_back_and_the_answer_before_it_stay
         assert len(talk.session.messages) == 3
 
 
+def test_a_prompt_that_fails_when_it_is_repeated_was_not_answered() -> None:
+    with talk_on(Machine(1)) as talk:
+        talk.ask("hello")  # as the turn before it
+        talk.ended(None)
+        assert talk.unanswered == "hello"
+        talk.ask("hello")
+        cast(Any, talk.session).turns = [*TURNS, *TURNS]
+        talk.ended(None)  # after some tokens
+        assert talk.unanswered is None
+
+
 def test_a_users_text_keeps_its_marks_and_blanks() -> None:
     asked = {"role": "user", "content": "    What does </think> mean?"}
     with talk_on(Machine(1)) as talk:

@@ -270,6 +270,19 @@ def test_a_file_can_be_a_profile(load: Load, project: Path) -> None:
     assert load(environ={"EDGESPEC_PROFILE": str(file)}).context == 512
 
 
+def test_a_path_in_inherits_is_relative_to_the_file_that_names_it(load: Load, user: Path, project: Path) -> None:
+    (user / "profiles" / "base.toml").write_text("context = 700\n")
+    for inherits in ("base.toml", "../profiles/base.toml", str(user / "profiles" / "base.toml")):
+        (user / "profiles" / "top.toml").write_text(f"inherits = '{inherits}'\n")
+        assert load("top").context == 700
+    (project / "mine.toml").write_text("context = 800\n")
+    (project / "edgespec.toml").write_text('[profile]\ninherits = "mine.toml"\n')
+    inner = project / "inner"
+    inner.mkdir()
+    profile = load(cwd=inner)
+    assert (profile.name, profile.context) == ("mine", 800)
+
+
 def test_users_profiles_inherit_from_each_other_and_from_the_default(load: Load, user: Path) -> None:
     (user / "profiles" / "base.toml").write_text("context = 700\ndepth = 3\n")
     (user / "profiles" / "top.toml").write_text('inherits = "base"\ndepth = 4\n')

@@ -73,7 +73,11 @@ def commands(tiny: TinyModels, work: Path, hub: HubServer) -> tuple[Interruptibl
     return (
         Interruptible(name="generate", arguments=("generate", "hello", *slow, "--max-tokens", "100")),
         Interruptible(name="generate --json", arguments=("generate", "hello", *slow, "--max-tokens", "60", "--json")),
-        Interruptible(name="chat", arguments=("chat", *pair, "--max-tokens", "60"), stdin=b"hello\nagain\n/exit\n"),
+        Interruptible(
+            name="chat",
+            arguments=("chat", *pair, "--max-tokens", "60", "--verbose"),
+            stdin=b"hello\nagain\n/exit\n",
+        ),
         Interruptible(name="calibrate", arguments=("calibrate", "--quick", *pair)),
         Interruptible(name="verify", arguments=("verify", *pair, *suited)),
         Interruptible(name="bench", arguments=("bench", *pair, *suited, "--passes", "1", "--json")),
@@ -149,6 +153,8 @@ def complaints(command: Interruptible, ended: Ended, home: Path) -> list[str]:
             found.append("its last line does not say that it was interrupted")
     elif ended.code != 0 and not _at_exit(ended):
         found.append("it did not end" if ended.code is None else f"it ended with {ended.code}")
+    elif "· stopped" in ended.err:
+        found.append("an answer was stopped, and the command continued as if it were complete")
     if "--json" in command.arguments and ended.out:
         found += _unless_one_object(ended.out)
     if command.writes is not None:

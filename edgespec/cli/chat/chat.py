@@ -12,7 +12,17 @@ from typing import Any
 
 import typer
 
-from edgespec.cli.chat.chat_commands import Ask, Commands, Edit, GoOn, Leave, is_command, leaves, suggest
+from edgespec.cli.chat.chat_commands import (
+    Ask,
+    Commands,
+    Edit,
+    GoOn,
+    Leave,
+    is_command,
+    leaves,
+    suggest,
+    unescaped,
+)
 from edgespec.cli.chat.drafter_offer import open_with_offer
 from edgespec.cli.chat.idle_calibration import IdleCalibration
 from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
@@ -25,7 +35,6 @@ from edgespec.cli.terminal.output import State, note, print_error
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done
 from edgespec.errors import EdgespecError
 from edgespec.files.home import home
 from edgespec.store.locate import Locator
@@ -83,10 +92,10 @@ def run_chat(
         if kept is not None:
             greeting.append(continues(talk.session.messages))
         measuring = interactive and engine.can_calibrate
-        status = StatusLine(measuring=measuring, verbose=state.verbose, quiet=state.quiet)
+        status = StatusLine(reasons=not flags.plain, measuring=measuring, verbose=state.verbose, quiet=state.quiet)
         keeps = interactive and not json and chosen.history is True
-        going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps)
-        going.run(prompts, greeting, interactive)
+        going = _Chat(talk, state.interrupts, status, as_json=json, keeps=keeps, interactive=interactive)
+        going.run(prompts, greeting)
 
 
 def _prompts(interrupts: Interrupts, *, keeps: bool) -> Prompts:
@@ -113,8 +122,9 @@ class _Chat:
         *,
         as_json: bool,
         keeps: bool,
+        interactive: bool,
     ) -> None:
-        """``keeps``: the conversation is kept for ``--continue``."""
+        """``keeps``: the conversation is kept for ``--continue``. ``interactive``: a person types the prompts."""
         self._talk = talk
         self._commands = Commands(talk)
         self._interrupts = interrupts
@@ -122,20 +132,21 @@ class _Chat:
         self._status = status
         self._failed = False
         self._keeps = keeps
+        self._interactive = interactive
+        self._forgives = (signal.SIGINT,) if interactive else ()
         self._kept = talk.session.messages  # as the file has them, or as the chat began
         self._begun = ""  # of the next prompt
         # Used only if prompts are typed: from a pipe the next prompt is available immediately.
         self._idle = IdleCalibration(talk.engine)
 
-    def run(self, prompts: Prompts, greeting: Sequence[str], interactive: bool) -> None:
+    def run(self, prompts: Prompts, greeting: Sequence[str]) -> None:
         """Print the lines of ``greeting``, and answer prompts until the chat ends."""
-        forgives = (signal.SIGINT,) if interactive else ()
-        with self._interrupts.during(forgives=forgives), self._idle:
+        with self._interrupts.during(forgives=self._forgives), self._idle:
             for line in greeting:  # from now on Ctrl-C does not end the program
                 note(line, dim=True)
             while True:
                 try:
-                    if not self._turn(prompts, interactive):
+                    if not self._turn(prompts):
                         break
                 except KeyboardInterrupt:
                     if self._interrupts.leaving:
@@ -145,10 +156,10 @@ class _Chat:
                 if self._interrupts.pending():
                     prompts.unsend()
                 self._interrupts.obeyed()
-        if self._failed and not interactive:
+        if self._failed and not self._interactive:
             raise typer.Exit(1)
 
-    def _turn(self, prompts: Prompts, interactive: bool) -> bool:
+    def _turn(self, prompts: Prompts) -> bool:
         """Read a prompt and obey or answer it; False at the end. Raises KeyboardInterrupt."""
         try:
             begun, self._begun = self._begun, ""
@@ -157,7 +168,7 @@ class _Chat:
         except EdgespecError as error:  # a line that is not UTF-8; the chat continues with the next line
             self._fail(error)
             return True
-        if prompt is None or (interactive and not prompt.quoted and leaves(prompt.text)):
+        if prompt is None or (self._interactive and not prompt.quoted and leaves(prompt.text)):
             asked = None
         else:
             asked = self._to_answer(prompt)
@@ -167,7 +178,7 @@ class _Chat:
         self._answer_until_stopped(asked)
         if self._interrupts.leaving:
             raise KeyboardInterrupt
-        if interactive:
+        if self._interactive:
             self._idle.engine = self._talk.engine
             self._status.measuring |= self._talk.engine.can_calibrate
             self._idle.start()
@@ -188,7 +199,7 @@ class _Chat:
     def _to_answer(self, prompt: Prompt) -> str | GoOn | None:
         """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
         if prompt.quoted or not is_command(prompt.text):
-            return prompt.text[1:] if prompt.text.startswith("//") and not prompt.quoted else prompt.text
+            return prompt.text if prompt.quoted else unescaped(prompt.text)
         try:
             match self._commands.obey(prompt.text.strip()):
                 case Leave():
@@ -202,12 +213,12 @@ class _Chat:
         except EdgespecError as error:
             if self._talk.session.closed:  # no model is loaded any more
                 raise
-            print_error(error, as_json=False)
+            self._fail(error)
         return ""
 
     def _answer_until_stopped(self, prompt: str | GoOn) -> None:
         try:
-            with self._interrupts.during(self._talk.cancel, forgives=(signal.SIGINT,), counts=False):
+            with self._interrupts.during(self._talk.cancel, forgives=self._forgives, counts=False):
                 self._answer(prompt)
                 self._keep()
         except KeyboardInterrupt:  # Ctrl-C came just before
@@ -219,28 +230,22 @@ class _Chat:
     def _answer(self, prompt: str | GoOn) -> None:
         talk = self._talk
         try:
-            before = talk.last if isinstance(prompt, GoOn) else None
             generation = talk.go_on() if isinstance(prompt, GoOn) else talk.generate(prompt)
             begun = talk.begun if isinstance(prompt, GoOn) else ""
             shades = self._commands.shows_guesses
             done = follow_answer(generation, as_json=self._as_json, guesses=shades, begun=begun)
             talk.ended(done)
             if talk.unanswered is None:
-                talk.last = done if before is None else _joined(before, done)
+                talk.last = done
             print_done(done, self._status, as_json=self._as_json, instead=talk.unanswered and _NOT_BEGUN)
         except EdgespecError as error:
             talk.ended(None)
             self._fail(error)
 
     def _fail(self, error: EdgespecError) -> None:
-        """Report an error. The chat continues, and the conversation does not contain the failed prompt."""
+        """Report an error. The chat continues, and the conversation does not contain a prompt that failed."""
         self._failed = True
         print_error(error, as_json=self._as_json)
-
-
-def _joined(begun: Done, more: Done) -> Done:
-    """The end of an answer with the text of the whole answer."""
-    return replace(more, text=begun.text + more.text, content=begun.content + more.content)
 
 
 def continues(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -122,6 +122,11 @@ def is_command(text: str) -> bool:
     return "\n" not in text.strip() or text.split(maxsplit=1)[0] in _names()
 
 
+def unescaped(text: str) -> str:
+    """A prompt without the slash that keeps it from being a command; code that begins with a comment stays whole."""
+    return text[1:] if text.startswith("//") and is_command(f"/{text.lstrip('/')}") else text
+
+
 def suggest(before: tuple[str, ...], word: str) -> Iterable[Suggestion]:
     """Completions of ``word``, which follows the words ``before`` in a command."""
     match before:
@@ -281,8 +286,7 @@ class Commands:
     def _set_model(self, model: str | None) -> None:
         talk = self._talk
         if model is not None:
-            model = _expanded(model)
-            talk.switch(model)
+            talk.switch(_path(model))
             check_thinking(talk.engine, think=talk.think)
         ready = "continues the conversation" if talk.session.messages else "is ready"
         now = "is the model" if model is None else ready
@@ -308,11 +312,11 @@ class Commands:
             note(f"{label:{_PLAN_COLUMNS}}{line}", hang=_PLAN_COLUMNS)
 
     def _copy(self) -> None:
-        last = self._talk.last
-        if last is None:
+        talk = self._talk
+        if not talk.answered:
             note("no answer yet")
             return
-        note(copy(last.content or last.text), dim=True)
+        note(copy(talk.begun or talk.session.messages[-1]["content"]), dim=True)
 
 
 def copy(text: str) -> str:
@@ -369,14 +373,10 @@ def _file_named(command: str, text: str | None) -> Path:
 
 
 def _path(text: str) -> str:
-    """The path that a text names, without its quotes, as a shell would expand it."""
+    """The path that a text names, without its quotes, as a shell would expand it; a model's name may be one."""
     path = text.strip()
     quoted = len(path) > 2 and path[0] == path[-1] and path[0] in "'\""  # as in a shell
-    return _expanded(path[1:-1] if quoted else path)
-
-
-def _expanded(path: str) -> str:
-    """A path as a shell would expand it; a model's name may be one."""
+    path = path[1:-1] if quoted else path
     return str(expanded(path)) if path.startswith("~") else path
 
 

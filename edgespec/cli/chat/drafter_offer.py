@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec.cli.chat.prompts import Prompts
 from edgespec.cli.options import open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import State, note, print_error, stderr_columns
+from edgespec.cli.terminal.output import NARROWEST, State, note, print_error, stderr_columns
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.errors import EdgespecError
@@ -29,7 +29,6 @@ from edgespec.store.store import Store
 # Declined targets that are remembered. The oldest are dropped, and then offered again.
 _MOST_DECLINED = 500
 _LARGEST_BYTES = 1 << 20
-_NARROWEST = 20
 
 
 @contextmanager
@@ -88,7 +87,7 @@ def _obey(interrupts: Interrupts) -> None:
 
 def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
     """The answer to the question; Ctrl-C and Ctrl-D mean no."""
-    columns = max(_NARROWEST, (stderr_columns() or 80) - 1)
+    columns = max(NARROWEST, (stderr_columns() or 80) - 1)
     lines = textwrap.fill(_about(offer) + " Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
     question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
     while True:

@@ -12,9 +12,10 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import Application
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import History
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.key_binding import ConditionalKeyBindings, KeyBindings, KeyBindingsBase, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import ColorDepth
 
@@ -117,7 +118,8 @@ def _begins_command(text: str) -> bool:
     return text.startswith("/") and not text.startswith("//") and "\n" not in text
 
 
-def _keys(pastes: Pastes) -> KeyBindings:
+def _keys(pastes: Pastes) -> KeyBindingsBase:
+    """The keys of the prompt itself: within the search of Ctrl-R each key has its usual meaning."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -149,7 +151,7 @@ def _keys(pastes: Pastes) -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
-    return keys
+    return ConditionalKeyBindings(keys, has_focus(DEFAULT_BUFFER))
 
 
 class _Known(History):

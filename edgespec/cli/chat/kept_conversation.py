@@ -6,13 +6,14 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.atomic import replacing
 from edgespec.files.checked import parse_object
 from edgespec.files.home import Home
+from edgespec.store.catalogue import catalogue
+from edgespec.store.references import LocalPath, parse_reference
 from edgespec.text.conversation.messages import check_messages, check_system
 
 # More than the longest contexts hold; a larger file is not read.
@@ -70,7 +71,8 @@ def _parsed(value: Any) -> KeptConversation:
 
 def name_of(target: str) -> str:
     """A model's name that means the same in every folder."""
-    with contextlib.suppress(OSError, ValueError):
-        if Path(target).exists():
-            return str(Path(target).absolute())
+    with contextlib.suppress(EdgespecError):
+        reference = parse_reference(target, catalogue().keys())
+        if isinstance(reference, LocalPath):
+            return str(reference.path.absolute())
     return target

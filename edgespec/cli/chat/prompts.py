@@ -32,7 +32,7 @@ class Prompts(Protocol):
     drawn: bool
 
     def read(self, begun: str = "") -> Prompt | None:
-        """The next prompt; None at the end. A line that is edited begins with ``begun``.
+        """The next prompt; None at the end. A line that is edited begins with ``begun``, which is else shown before.
 
         Raises InvalidRequestError for a line that is not UTF-8 (the caller may read the next line) and
         KeyboardInterrupt.
@@ -69,6 +69,8 @@ class LinePrompts:
         """The terminal has dropped the line."""
 
     def read(self, begun: str = "") -> Prompt | None:
+        if begun and self._first:
+            note(begun)
         line = self._read_line(self._first)
         if line is None or not line.lstrip().startswith(QUOTES):
             return None if line is None else Prompt(line)

@@ -55,6 +55,7 @@ class Talk:
         self.last: Done | None = None
         self.asked: str | None = None  # the latest prompt, answered or not; None once it is taken back
         self._began = False  # the answer to it
+        self._before = self.session.messages  # when it was asked
 
     def __enter__(self) -> Talk:
         return self
@@ -92,7 +93,7 @@ class Talk:
 
     def ask(self, prompt: str) -> None:
         """Note the prompt that is answered next."""
-        self.asked, self._began = prompt, False
+        self.asked, self._began, self._before = prompt, False, self.session.messages
 
     def generate(self, prompt: str) -> Generation:
         """The answer to a prompt in the chat's settings and form."""
@@ -108,18 +109,24 @@ class Talk:
     def ended(self, done: Done | None) -> None:
         """Note that the answer in progress has ended; ``done`` is its last event, None if it failed."""
         if done is None:
-            turns = [message["content"] for message in self.session.messages if message["role"] == "user"]
-            self._began |= turns[-1:] == [self.asked]
+            messages = self.session.messages  # may end with an earlier answer to the same prompt
+            turns = [message["content"] for message in messages if message["role"] == "user"]
+            self._began |= turns[-1:] == [self.asked] and messages != self._before
         else:
             self._began |= bool(done.text or done.token_ids)
 
     def why_complete(self) -> str | None:
         """Why the latest answer cannot be continued; None if it can."""
-        if self.session.messages[-1:] == () or self.session.messages[-1]["role"] != "assistant":
+        if not self.answered:
             return "there is no answer to continue"
         if self.last is not None and self.last.finish_reason == "stop":
             return "the answer is complete"
         return None if self.form is None else "an answer in JSON cannot be continued; /retry writes it again"
+
+    @property
+    def answered(self) -> bool:
+        """Whether the conversation ends with an answer."""
+        return [message["role"] for message in self.session.messages[-1:]] == ["assistant"]
 
     @property
     def begun(self) -> str:

@@ -19,6 +19,7 @@ from edgespec.calibration.measurement_store import load_bandwidth
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import State, note, print_json
 from edgespec.errors import EdgespecError, RuntimeUnavailableError
+from edgespec.files.disk import is_folder, is_there
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
 from edgespec.runtimes.llama.library import install_hint, load
@@ -88,7 +89,8 @@ def _broken(interrupts: Interrupts) -> dict[str, str]:
 def _exit_code(script: str, interrupts: Interrupts) -> int:
     """That of a child process that runs ``script``. Raises KeyboardInterrupt, OSError, TimeoutExpired."""
     silent = subprocess.DEVNULL
-    child = subprocess.Popen([sys.executable, "-c", script], stdout=silent, stderr=silent)
+    # With -P a file in the current folder is not imported in place of a module.
+    child = subprocess.Popen([sys.executable, "-P", "-c", script], stdout=silent, stderr=silent)
     with child, interrupts.during(child.kill):
         try:
             code = child.wait(_PROBE_TIMEOUT_S)
@@ -136,7 +138,7 @@ def _native() -> dict[str, Any]:
 
 
 def _disk(user_home: Home, problems: list[str]) -> dict[str, Any]:
-    existing = next(folder for folder in (user_home.root, *user_home.root.parents) if folder.exists())
+    existing = next(folder for folder in (user_home.root, *user_home.root.parents) if is_there(folder))
     writable = os.access(existing, os.W_OK)
     if not writable:
         problems.append(f"{user_home.root} cannot be written: set EDGESPEC_HOME to a folder you may write to")
@@ -150,7 +152,7 @@ def _disk(user_home: Home, problems: list[str]) -> dict[str, Any]:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if is_folder(folder) else 0
 
 
 def _hub_cache() -> str | None:

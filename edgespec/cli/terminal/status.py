@@ -28,8 +28,6 @@ FEWEST_FOR_A_RATIO = 32
 # Codes of reasons that begin after a model is loaded; the others are in /plan.
 _CHANGED = {"drafter_failed"}
 
-# Exactness levels in words, for the screen (docs/glossary.md). The JSON has the letter.
-
 
 def follow_answer(
     generation: Generation, *, as_json: bool, guesses: bool = False, markdown: bool = True, begun: str = ""
@@ -116,7 +114,7 @@ class StatusLine:
             if len(lines[-1]) + len(_SEPARATOR) + len(part) <= columns:
                 lines[-1] += _SEPARATOR + part
             else:
-                lines += textwrap.wrap(part, max(20, columns), subsequent_indent="  ")
+                lines += textwrap.wrap(part, max(NARROWEST, columns), subsequent_indent="  ")
         return "\n".join(lines)
 
     def _reason(self, done: Done) -> list[str]:
