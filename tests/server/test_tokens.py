@@ -46,6 +46,8 @@ def test_a_text_becomes_tokens_and_the_tokens_the_text(server: Running, engine: 
         ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {"tokens": [0, 10**6]}, "tokens"),
     ],
 )
 def test_other_bodies_are_refused_by_the_fields_name(server: Running, path: str, body: Any, param: str) -> None:
