@@ -43,7 +43,7 @@ class Answering(Response):
             await while_connected(receive, self._answer(scope, send, stream))
         except GoneError:
             await Left()(scope, receive, send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)
             if stream is None or not stream.started:
                 raise failure from error
@@ -139,11 +139,13 @@ def _client(scope: Scope, owner: str) -> Hashable:
     return owner, client_address(scope), name, scope["path"]
 
 
-def as_api_error(error: Exception, param: str | None = None) -> ApiError:
+def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
     """The answer to any failure. An unexpected one says its type only: its text may be of another request.
 
-    ``param`` is the request's field with the prompt.
+    ``param`` is the request's field with the prompt. Only the server's end cancels what answers a request.
     """
+    if isinstance(error, asyncio.CancelledError):
+        return shutting_down()
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgespecError):

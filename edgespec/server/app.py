@@ -27,7 +27,6 @@ from edgespec.server.faces.table import FACES, error_shape
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
-from edgespec.server.queue import shutting_down
 from edgespec.server.schema import Request
 from edgespec.server.service import Endpoint, Read, RequestLine, Scope, Served, Service, client_address
 from edgespec.server.streaming import Receive, Send
@@ -97,10 +96,7 @@ class Guard:
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"
-        except asyncio.CancelledError:  # an answer that did not end in time
-            scope["edgespec.error"] = shutting_down()
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             scope["edgespec.error"] = failure = as_api_error(error)
             if not status:
                 await sending({"type": "http.response.start", "status": failure.status, "headers": failure.headers()})
