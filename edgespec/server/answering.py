@@ -84,7 +84,7 @@ class Answering(Response):
             async with (
                 asyncio.timeout(self._budget.left_s),
                 service.keystrokes.turn(client, self._request.hole) as turn,
-                service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
+                service.queue.turn(self._size, service.waits_as(self._owner)),
                 service.keeper.use(self._owner) as loaded,
             ):
                 waited_s, warnings = time.perf_counter() - began, await self._compiled(loaded)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.server.faces.messages import COUNT
+from edgespec.server.queue import RequestQueue
 from edgespec.server.security import Access
 from tests.server.test_http import failed
-from tests.support.http_server import Running, running
+from tests.support.http_server import WAIT_S, Running, running
 from tests.support.tiny_gguf import CHATML
 from tests.support.tiny_models import TinyModels
 
@@ -36,6 +39,44 @@ def test_a_text_becomes_tokens_and_the_tokens_the_text(server: Running, engine: 
     plain = server.post("/tokenize", content="a", add_special=True, parse_special=False).json()["tokens"]
     assert plain == engine.tokenizer.encode("a", add_bos=True)
     assert server.post("/tokenize").json() == {"tokens": []}
+
+
+def test_tokens_may_come_with_their_texts_or_bytes(server: Running, engine: Engine) -> None:
+    text = "the <|im_end|>🙃"
+    found = server.post("/tokenize", content=text, with_pieces=True).json()["tokens"]
+    assert [each["id"] for each in found] == engine.tokenizer.encode(text, special=True)
+    pieces = [each["piece"] for each in found]
+    assert "<|im_end|>" in pieces
+    parts = [each for each in pieces if isinstance(each, list)]
+    assert bytes(byte for part in parts for byte in part).decode() == "🙃"
+
+
+def test_texts_are_cut_one_after_another_and_more_than_wait_are_refused(
+    server: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.service, "counts", counts := RequestQueue(1, 1))
+    tokenizer, begun, release = type(engine.tokenizer), threading.Semaphore(0), threading.Event()
+    encode = tokenizer.encode
+
+    def held(*arguments: Any, **settings: Any) -> Any:
+        begun.release()
+        assert release.wait(WAIT_S)
+        return encode(*arguments, **settings)
+
+    monkeypatch.setattr(tokenizer, "encode", held)
+    with server.connect() as own:
+        own.sendall(b'POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 16\r\n\r\n{"content": "a"}')
+        assert begun.acquire(timeout=WAIT_S)
+    asked = threading.Thread(target=server.post, args=("/tokenize",), kwargs={"content": "b"})
+    asked.start()
+    server.wait_until(lambda: (counts.running, counts.waiting) == (1, 1))
+    hello: Any = [{"role": "user", "content": "hello"}]
+    for path, body in (("/detokenize", {"tokens": [1]}), (COUNT, {"messages": hello})):
+        assert server.post(path, **body).status_code == 429
+    assert not begun.acquire(blocking=False), "the client that left keeps its turn until its text is cut"
+    release.set()
+    asked.join()
+    server.wait_until(lambda: counts.running == 0)
 
 
 @pytest.mark.parametrize(
