@@ -92,7 +92,10 @@ class Guard:
                 raise GoneError from None
 
         try:
-            self._service.access.check_browser(_values(scope, b"host"), _values(scope, b"origin"))
+            # Links of other sites may lead to the page, which loads nothing.
+            other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
+            hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+            self._service.access.check_browser(hosts, origins, other_site=other_site)
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"

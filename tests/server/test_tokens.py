@@ -32,6 +32,13 @@ def test_props_say_what_clients_look_for_and_no_path(server: Running, engine: En
     assert str(tiny.folder) not in found.text
 
 
+def test_a_picture_of_another_site_loads_no_model_and_a_link_leads_to_the_page(server: Running) -> None:
+    failed(props(server, **{"sec-fetch-site": "cross-site"}), 403)
+    assert props(server, **{"sec-fetch-site": "same-origin"}).status_code == 200
+    with server.client(headers={"sec-fetch-site": "cross-site"}) as client:
+        assert client.get("/").status_code == 200
+
+
 def test_a_text_becomes_tokens_and_the_tokens_the_text(server: Running, engine: Engine) -> None:
     tokens = server.post("/tokenize", content="the people<|im_end|>").json()["tokens"]
     assert tokens == engine.tokenizer.encode("the people<|im_end|>", special=True)
