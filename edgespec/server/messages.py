@@ -87,9 +87,9 @@ def _message(given: object, param: str) -> Message:
     role = given.get("role")
     if role == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
-    content = read_content(given.get("content"), param)
+    content = read_content(given.get("content"), role, param)
     if role == "assistant" and not content:
-        content = read_content(given.get("refusal"), param)
+        content = read_content(given.get("refusal"), role, param)
     message = {"role": role, "content": content}
     for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
@@ -97,8 +97,11 @@ def _message(given: object, param: str) -> Message:
     return message
 
 
-def read_content(given: Any, param: str) -> str:
-    """The text of a content, which may come in parts or be absent. Raises ApiError."""
+def read_content(given: Any, role: object, param: str) -> str:
+    """The text of a content, which may come in parts or be absent. Raises ApiError.
+
+    Parts are lines, as in llama.cpp and vLLM, but an assistant's: they are pieces of one answer.
+    """
     if given is None:
         return ""
     if isinstance(given, str):
@@ -116,4 +119,4 @@ def read_content(given: Any, param: str) -> str:
         if not isinstance(text, str):
             raise ApiError(f"a text part of {param} has no text", param=param)
         texts.append(text)
-    return "".join(texts)
+    return ("" if role == "assistant" else "\n").join(texts)

@@ -83,7 +83,7 @@ def test_neighbouring_messages_of_developer_and_system_are_one() -> None:
         HELLO,
         instructions="first",
     )
-    assert found == [{"role": "system", "content": "first\n\na\n\nbc"}, HELLO]
+    assert found == [{"role": "system", "content": "first\n\na\n\nb\nc"}, HELLO]
 
 
 def test_calls_and_their_results_are_a_chats() -> None:

@@ -362,13 +362,17 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
         {"role": "system", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "b"}]},
         user("one"),
-        {**user([{"type": "text", "text": "two"}, {"type": "text", "text": " three"}]), "name": "someone"},
-        {**assistant("yes"), "tool_calls": None, "reasoning_content": "hm"},
+        {**user([{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]), "name": "someone"},
+        {
+            **assistant([{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]),
+            "tool_calls": None,
+            "reasoning_content": "hm",
+        },
         user("four"),
     ]
     assert read_messages(given) == (
         {"role": "system", "content": "a\n\nb"},
-        user("one\n\ntwo three"),
+        user("one\n\ntwo\nthree"),
         {**assistant("yes"), "reasoning_content": "hm"},
         user("four"),
     )
