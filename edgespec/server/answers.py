@@ -69,6 +69,7 @@ class Part:
     """More of an answer: its text, its thinking without marks, its calls, and its tokens if their probabilities were
     asked for.
 
+    ``thought``: its tokens are those of thinking, maybe of its marks alone.
     For requests that ask who guessed: ``guessed`` has the tokens of text or thinking, and ``round`` what was proposed
     and accepted in the round that they are of. For these and requests that ask for progress ``reading`` is how much
     of the prompt is read, ``read_s`` seconds after that began.
@@ -78,6 +79,7 @@ class Part:
     reasoning: str = ""
     tokens: tuple[ScoredToken, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    thought: bool = False
     guessed: tuple[GuessedText, ...] = ()
     round: tuple[int, int] | None = None
     reading: Reading | None = None
@@ -428,7 +430,9 @@ class _Parts:
 
     def _said(self, event: Text) -> Part:
         content = event.text if event.reasoning is None else ""
-        part = Part(content, event.reasoning or "", self._scores.of(event.tokens))
+        scored = self._scores.of(event.tokens)
+        thought = event.reasoning is not None and bool(scored)
+        part = Part(content, event.reasoning or "", scored, thought=thought)
         if self._guessed is None:
             return part
         before, self._round = self._round, None
