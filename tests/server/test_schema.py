@@ -337,6 +337,11 @@ def test_a_completion_reads_its_prompts() -> None:
         error = refused(read_completion, {"prompt": [1, 2], field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")
     assert read_completion({"prompt": "a", "suffix": "b"}).hole == Hole("a", "b")
+    assert read_completion({"prompt": "", "suffix": "b"}).hole == Hole("", "b")
+    for empty in ({"prompt": ""}, {"prompt": ["a", ""]}, {"prompt": "", "suffix": ""}):
+        error = refused(read_completion, empty)
+        assert (error.param, error.code) == ("prompt", None)
+        assert "the prompt is empty" in error.message
 
 
 def test_log_probabilities_and_bias_are_read() -> None:

@@ -41,6 +41,8 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         for name in ("echo", "suffix"):
             if found.get(name):
                 raise unsupported(name, f"{name} with a prompt of tokens")
+    if "" in prompts and not found.get("suffix"):
+        raise ApiError("the prompt is empty: give at least one character, or a suffix", param="prompt")
     request = request_of(found)
     if request.answers > MOST_CHOICES:
         raise ApiError(f"these are {request.answers} answers; at most {MOST_CHOICES} are allowed", param="prompt")
