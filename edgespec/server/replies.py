@@ -45,19 +45,21 @@ def _in_brackets(begin: bytes, items: Iterable[tuple[bytes, Any]], end: bytes) -
     yield end
 
 
-def timings(answers: Sequence[Done]) -> dict[str, Any]:
+def timings(answers: Sequence[Done], choices: int = 1) -> dict[str, Any]:
     """The times of llama.cpp's server, by its names; ``plain_per_second`` is ours. Not measured is null.
 
     ``prompt_n`` are the tokens that were read, without cached ones. The first token comes with the prompt: a rate is
-    that of the others.
+    that of the others. A prompt counts once, for all of its ``choices``.
     """
-    first = answers[0].stats
-    read = first.prompt_tokens - first.cached_tokens
-    prompt_s = first.ttft_s
+    prompts = [done.stats for done in answers[::choices]]
+    cached = sum(stats.cached_tokens for stats in prompts)
+    read = sum(stats.prompt_tokens for stats in prompts) - cached
+    times = [stats.ttft_s for stats in prompts if stats.ttft_s is not None]
+    prompt_s = sum(times) if len(times) == len(prompts) else None
     decode_s = sum(done.stats.decode_s or 0.0 for done in answers)
     further = sum(max(0, done.stats.emitted_tokens - 1) for done in answers)
     return {
-        "cache_n": first.cached_tokens,
+        "cache_n": cached,
         "prompt_n": read,
         "prompt_ms": None if prompt_s is None else _rounded(1000 * prompt_s),
         "prompt_per_second": None if not prompt_s else _rounded(read / prompt_s),

@@ -79,6 +79,10 @@ def done_of(engine: Engine, **stats: object) -> Done:
     )
 
 
+# Of two answers that are as the one below.
+PREDICTED = {"predicted_n": 22, "predicted_ms": 400.0, "draft_n": 18, "draft_n_accepted": 12}
+
+
 def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> None:
     done = done_of(
         engine,
@@ -114,7 +118,9 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         "draft_n_accepted": 6,
         "plain_per_second": 40.0,
     }
-    assert timings([done, done])["predicted_n"] == 22
+    assert timings([done, done], 2) == {**timings([done]), **PREDICTED}
+    prompts = {"cache_n": 24, "prompt_n": 16, "prompt_ms": 1000.0}
+    assert timings([done, done], 1) == {**timings([done]), **PREDICTED, **prompts}
     assert usage([done, done], 2)["prompt_tokens"] == 20
     assert usage([done, done], 1)["prompt_tokens"] == 40, "two prompts"
     reply = CHAT.whole(Request(), HEAD, [[Stretch(Part("a", "hm"))]], [done])

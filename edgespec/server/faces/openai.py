@@ -217,8 +217,8 @@ def _whole_completion(
 def _whole(
     request: Request, head: Head, kind: str, choices: list[dict[str, Any]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    used = usage(answers, request.choices)
-    return _wrap(head, kind, choices, usage=used, seed=answers[0].sampling.seed, timings=timings(answers), **head.own)
+    used, times = usage(answers, request.choices), timings(answers, request.choices)
+    return _wrap(head, kind, choices, usage=used, seed=answers[0].sampling.seed, timings=times, **head.own)
 
 
 def finish_reason(done: Done) -> str:
