@@ -40,11 +40,16 @@ OLLAMA_MESSAGES = {"oneOf": [{"type": "null"}, {"type": "array", "items": _MESSA
 
 def read_messages(given: object) -> tuple[Message, ...]:
     """The conversation in its usual form, without an empty last message for the answer. Raises ApiError."""
+    return conversation_of([_message(each, f"messages[{at}]") for at, each in enumerate(listed(given))], "messages")
+
+
+def listed(given: object) -> list[Any]:
+    """The messages of a conversation, unread. Raises ApiError for none, and for too many."""
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list with at least one message", param="messages")
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
-    return conversation_of([_message(each, f"messages[{number}]") for number, each in enumerate(given)], "messages")
+    return given
 
 
 def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, ...]:

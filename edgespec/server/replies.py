@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec import __version__
@@ -19,11 +19,18 @@ def fingerprint(plan: Plan) -> str:
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# Some clients end a line of a stream at each sign that Unicode calls a line's end. JSON escapes the others.
+_LINE_ENDS = {ord(sign): json.dumps(sign)[1:-1] for sign in "\x85\u2028\u2029"}
 
 
 def as_json(value: Any) -> bytes:
-    """A value as compact JSON; half of a character is a question mark."""
-    return _JSON.encode(value).encode("utf-8", "replace")
+    """A value as compact JSON in one line; half of a character is a question mark."""
+    return _JSON.encode(value).translate(_LINE_ENDS).encode("utf-8", "replace")
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
