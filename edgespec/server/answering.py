@@ -43,7 +43,7 @@ class Answering(Response):
             await while_connected(receive, self._answer(scope, send, stream))
         except GoneError:
             await Left()(scope, receive, send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)
             if stream is None or not stream.started:
                 raise failure from error
@@ -84,7 +84,7 @@ class Answering(Response):
             async with (
                 asyncio.timeout(self._budget.left_s),
                 service.keystrokes.turn(client, self._request.hole) as turn,
-                service.queue.turn(self._size, self._owner if len(service.access.keys) > 1 else None),
+                service.queue.turn(self._size, service.waits_as(self._owner)),
                 service.keeper.use(self._owner) as loaded,
             ):
                 waited_s, warnings = time.perf_counter() - began, await self._compiled(loaded)
@@ -139,11 +139,13 @@ def _client(scope: Scope, owner: str) -> Hashable:
     return owner, client_address(scope), name, scope["path"]
 
 
-def as_api_error(error: Exception, param: str | None = None) -> ApiError:
+def as_api_error(error: BaseException, param: str | None = None) -> ApiError:
     """The answer to any failure. An unexpected one says its type only: its text may be of another request.
 
-    ``param`` is the request's field with the prompt.
+    ``param`` is the request's field with the prompt. Only the server's end cancels what answers a request.
     """
+    if isinstance(error, asyncio.CancelledError):
+        return shutting_down()
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgespecError):

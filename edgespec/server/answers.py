@@ -28,6 +28,7 @@ from edgespec.errors import (
     TemplateError,
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
+from edgespec.server.fields.field import SEEDS
 from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.guessed import Guessed, GuessedText
 from edgespec.server.keeper import LoadedEngine
@@ -41,7 +42,6 @@ from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
-_SEEDS = 2**64
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
 _DRAWN_SEEDS = 2**53 - MOST_CHOICES
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
@@ -69,6 +69,7 @@ class Part:
     """More of an answer: its text, its thinking without marks, its calls, and its tokens if their probabilities were
     asked for.
 
+    ``thought``: its tokens are those of thinking, maybe of its marks alone.
     For requests that ask who guessed: ``guessed`` has the tokens of text or thinking, and ``round`` what was proposed
     and accepted in the round that they are of. For these and requests that ask for progress ``reading`` is how much
     of the prompt is read, ``read_s`` seconds after that began.
@@ -78,6 +79,7 @@ class Part:
     reasoning: str = ""
     tokens: tuple[ScoredToken, ...] = ()
     calls: tuple[ToolCall, ...] = ()
+    thought: bool = False
     guessed: tuple[GuessedText, ...] = ()
     round: tuple[int, int] | None = None
     reading: Reading | None = None
@@ -116,7 +118,7 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
 
     With a seed, each further answer has the next one. Raises InvalidRequestError.
     """
-    seed = request.seed if request.seed is None else (request.seed + index) % _SEEDS
+    seed = request.seed if request.seed is None else (request.seed + index) % SEEDS
     values: dict[str, Any] = {**request.sampling, "seed": seed}
     return replace(usual, **values)
 
@@ -409,7 +411,7 @@ class _Parts:
         if isinstance(event, Text):
             return self._said(event)
         if isinstance(event, ToolCall):
-            return Part(calls=(event,)) if self._request.parallel_tool_calls or event.index == 0 else Part()
+            return Part(calls=(event,))
         if isinstance(event, Reading):
             return self._read(event)
         if self._guessed is None:
@@ -428,7 +430,9 @@ class _Parts:
 
     def _said(self, event: Text) -> Part:
         content = event.text if event.reasoning is None else ""
-        part = Part(content, event.reasoning or "", self._scores.of(event.tokens))
+        scored = self._scores.of(event.tokens)
+        thought = event.reasoning is not None and bool(scored)
+        part = Part(content, event.reasoning or "", scored, thought=thought)
         if self._guessed is None:
             return part
         before, self._round = self._round, None
@@ -541,10 +545,14 @@ class _Answers:
         parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
         held.turn.end_answer = held.end_answers
         held.turn.check()
+        has_call = False  # the only one that was asked for, behind which another one has come
         async for event in generation:
             if isinstance(event, Reading | Text):
                 self.heard(event)
-            part = parts.of(event)
+            if isinstance(event, ToolCall) and event.index and not request.parallel_tool_calls:
+                has_call = True
+                own.end_answer()
+            part = Part() if has_call else parts.of(event)
             if request.suffix is not None and part.content:
                 part = replace(part, content=lines.feed(part.content))
                 if lines.ended:
@@ -553,8 +561,8 @@ class _Answers:
                 await reader.part(index, part)
             if isinstance(event, Done):
                 held.turn.check()
-                if lines.ended:
-                    event = replace(event, finish_reason="length")
+                if lines.ended or has_call:
+                    event = replace(event, finish_reason="stop" if has_call else "length")
                 elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                     raise ClosedError("the answer was ended: the model is being freed")
                 elif rest := lines.flush():

@@ -27,7 +27,6 @@ from edgespec.server.faces.table import FACES, error_shape
 from edgespec.server.ollama_routes import ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
-from edgespec.server.queue import shutting_down
 from edgespec.server.schema import Request
 from edgespec.server.service import Endpoint, Read, RequestLine, Scope, Served, Service, client_address
 from edgespec.server.streaming import Receive, Send
@@ -93,14 +92,14 @@ class Guard:
                 raise GoneError from None
 
         try:
-            self._service.access.check_browser(_values(scope, b"host"), _values(scope, b"origin"))
+            # Links of other sites may lead to the page, which loads nothing.
+            other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
+            hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+            self._service.access.check_browser(hosts, origins, other_site=other_site)
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"
-        except asyncio.CancelledError:  # an answer that did not end in time
-            scope["edgespec.error"] = shutting_down()
-            raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             scope["edgespec.error"] = failure = as_api_error(error)
             if not status:
                 await sending({"type": "http.response.start", "status": failure.status, "headers": failure.headers()})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import MOST_MESSAGES, Message
+from edgespec.server.messages import MOST_MESSAGES, Message, listed
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
@@ -36,11 +36,7 @@ MESSAGES = {
 
 def read_blocks(given: object) -> list[Message]:
     """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
-    if not isinstance(given, list) or not given:
-        raise ApiError("messages must be a list with at least one message", param="messages")
-    if len(given) > MOST_MESSAGES:
-        raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
-    return [own for number, each in enumerate(given) for own in _messages(each, f"messages[{number}]")]
+    return [own for number, each in enumerate(listed(given)) for own in _messages(each, f"messages[{number}]")]
 
 
 def read_system(given: Any) -> str | None:

@@ -21,6 +21,9 @@ _UNLIMITED = () if resource is None else (resource.RLIM_INFINITY, -1)
 
 # Time for a whole request to arrive: 16 MB at half a megabyte a second.
 RECEIVE_S = 30.0
+# A connection that is being closed ends if its client takes nothing for this long: it would hold a descriptor, and
+# the end of the server.
+CLOSING_S = 10.0
 # A descriptor each.
 MOST_CONNECTIONS = 512
 # Connections that are accepted before the first of them can be closed. asyncio logs a traceback for each one that
@@ -60,12 +63,14 @@ class LimitedProtocol(H11Protocol):
     """
 
     receive_s = RECEIVE_S
+    closing_s = CLOSING_S
     most_connections = MOST_CONNECTIONS
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._deadline: asyncio.TimerHandle | None = None
         self._since = self.loop.time()  # when the connection became idle
+        self._looking: asyncio.TimerHandle | None = None
 
     @property
     def live(self) -> bool:
@@ -83,6 +88,15 @@ class LimitedProtocol(H11Protocol):
             idle = [each for each in live if each.idle]
             min(idle, key=lambda each: each._since, default=self).transport.abort()
         self._expect()
+        self._look(0)
+
+    def _look(self, unsent: int) -> None:
+        """End the connection if it is being closed, and its client has taken nothing since there were ``unsent``."""
+        left = self.transport.get_write_buffer_size()
+        if self.live or left != unsent:
+            self._looking = self.loop.call_later(self.closing_s, self._look, left)
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -101,6 +115,8 @@ class LimitedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_deadline()
+        if self._looking is not None:
+            self._looking.cancel()
         super().connection_lost(exc)
 
     def _expect(self) -> None:

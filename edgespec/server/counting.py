@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -16,12 +14,10 @@ from edgespec.text.request_budget import RequestBudget
 
 def routes(service: Service) -> list[Route]:
     """The route that counts tokens."""
-    counting = asyncio.Lock()  # one after another: other threads wait while native code reads a long text
 
     async def count(read: Read[Request]) -> Response:
         keeper = service.check_model(read.asked.model, any_model=MESSAGES.any_model).keeper
-        async with counting, keeper.use(read.owner) as loaded:
-            tokens = await keeper.threads.run(lambda: _tokens(loaded, read.asked, read.budget.left_s))
+        tokens = await service.count(read, keeper, lambda loaded: _tokens(loaded, read.asked, read.budget.left_s))
         return JSONResponse({"input_tokens": tokens})
 
     return [Route(COUNT, service.endpoint(MESSAGES.read, count), methods=["POST"])]

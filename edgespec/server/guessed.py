@@ -26,8 +26,12 @@ class Guessed:
         found = self._taken(len(event.text))
         if event.reasoning is None:
             return tuple(found)
-        start = event.text.find(event.reasoning)
-        return tuple(_within(found, start, start + len(event.reasoning)))
+        thought, start = event.reasoning, event.text.find(event.reasoning)
+        if start >= 0:
+            return tuple(_within(found, start, start + len(thought)))
+        own = thought.lstrip()  # a further thought stands apart by blanks that the model did not write
+        start = event.text.find(own)
+        return (len(thought) - len(own), None), *_within(found, start, start + len(own))
 
     def _taken(self, length: int) -> list[GuessedText]:
         found = list[GuessedText]()

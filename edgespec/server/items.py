@@ -47,7 +47,7 @@ def _message(given: Mapping[str, Any], param: str) -> Message:
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES or role == "tool":
         raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
-    return {"role": role, "content": read_content(given.get("content"), param)}
+    return {"role": role, "content": read_content(given.get("content"), role, param)}
 
 
 def _call(given: Mapping[str, Any], param: str) -> Message:
@@ -69,7 +69,7 @@ def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
 
 
 def _result(given: Mapping[str, Any], param: str) -> Message:
-    content = read_content(given.get("output"), param)
+    content = read_content(given.get("output"), "tool", param)
     return {"role": "tool", "tool_call_id": check_texts(given.get("call_id"), param), "content": content}
 
 

@@ -42,7 +42,7 @@ class Stays:
     def __init__(self, usual_s: float | None, now: float) -> None:
         """``usual_s`` for users who name no time, and from ``now`` until one comes; None: always."""
         self._usual_s = math.inf if usual_s is None else usual_s
-        self._loaded = now
+        self.loaded = now  # no time ends before
         self._asked = dict[str, float]()
         self._used = dict[str, float]()
 
@@ -57,5 +57,5 @@ class Stays:
     @property
     def until(self) -> float:
         """The time at which the model is freed."""
-        ends = (used + self._asked.get(owner, self._usual_s) for owner, used in self._used.items())
-        return max(ends, default=self._loaded + self._usual_s)
+        ends = (max(used, self.loaded) + self._asked.get(owner, self._usual_s) for owner, used in self._used.items())
+        return max(ends, default=self.loaded + self._usual_s)

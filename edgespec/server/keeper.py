@@ -164,14 +164,14 @@ class ModelKeeper:
     def keep(self, seconds: float, owner: str = EVERYBODY) -> None:
         """For how long the loaded model stays behind the last request of ``owner``; infinite: always.
 
-        With 0 it is freed as soon as no request uses it, unless it stays for the requests of another. A model that
-        is loaded again stays for the usual time.
+        With 0 it is freed as soon as no request uses it, unless it stays for the requests of another. One that is
+        being loaded is loaded first. A model that is loaded again stays for the usual time.
         """
-        if self._loaded is not None:
+        if self._loaded is not None or self._loading is not None:
             self._stays.ask(owner, seconds, _now())
-            if not self._users:
-                self._stop_measuring.set()
-                self._wait_idle()
+        if self._loaded is not None and not self._users:
+            self._stop_measuring.set()
+            self._wait_idle()
 
     @property
     def kept_sessions(self) -> int:
@@ -182,6 +182,7 @@ class ModelKeeper:
         if self._closed:
             raise ClosedError("this server is shutting down")
         if self._loading is None:
+            self._stays = Stays(self._usual_s, _now())
             self._loading = asyncio.create_task(self._load_now())
             self._loading.add_done_callback(take_error)
         return self._loading
@@ -202,8 +203,7 @@ class ModelKeeper:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
         self.on_load(engine)
-        self._idle_since = _now()
-        self._stays = Stays(self._usual_s, self._idle_since)
+        self._idle_since = self._stays.loaded = _now()
         self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._common.forms)
         self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()

@@ -80,22 +80,25 @@ class Keystrokes:
     """
 
     def __init__(self) -> None:
-        self._latest = dict[Hashable, KeyTurn]()
+        self._running = dict[Hashable, list[KeyTurn]]()
 
     @asynccontextmanager
     async def turn(self, client: Hashable, hole: Hole | None) -> AsyncIterator[KeyTurn]:
-        """The request's turn. An older request for the same place is ended first, and its session is free again."""
+        """The request's turn. Older requests for the same place are ended first, and their sessions are free."""
         own = KeyTurn(hole)
         if hole is None:
             yield own
             return
-        self._latest = {each: turn for each, turn in self._latest.items() if not turn.left.is_set()}
-        older = self._latest.get(client)
-        self._latest[client] = own
+        running = {each: [turn for turn in found if not turn.left.is_set()] for each, found in self._running.items()}
+        self._running = {each: found for each, found in running.items() if found}
+        of_client = self._running.setdefault(client, [])
+        older = [turn for turn in of_client if turn.hole is not None and is_newer(turn.hole, hole)]
+        of_client.append(own)
         with own.waiting():
-            if older is not None and older.hole is not None and is_newer(older.hole, hole):
-                older.replace()
-                await older.left.wait()
+            for turn in older:
+                turn.replace()
+            for turn in older:
+                await turn.left.wait()
             yield own
 
 

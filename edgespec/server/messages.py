@@ -40,11 +40,16 @@ OLLAMA_MESSAGES = {"oneOf": [{"type": "null"}, {"type": "array", "items": _MESSA
 
 def read_messages(given: object) -> tuple[Message, ...]:
     """The conversation in its usual form, without an empty last message for the answer. Raises ApiError."""
+    return conversation_of([_message(each, f"messages[{at}]") for at, each in enumerate(listed(given))], "messages")
+
+
+def listed(given: object) -> list[Any]:
+    """The messages of a conversation, unread. Raises ApiError for none, and for too many."""
     if not isinstance(given, list) or not given:
         raise ApiError("messages must be a list with at least one message", param="messages")
     if len(given) > MOST_MESSAGES:
         raise ApiError(f"there are {len(given)} messages; at most {MOST_MESSAGES} are allowed", param="messages")
-    return conversation_of([_message(each, f"messages[{number}]") for number, each in enumerate(given)], "messages")
+    return given
 
 
 def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, ...]:
@@ -87,9 +92,9 @@ def _message(given: object, param: str) -> Message:
     role = given.get("role")
     if role == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
-    content = read_content(given.get("content"), param)
+    content = read_content(given.get("content"), role, param)
     if role == "assistant" and not content:
-        content = read_content(given.get("refusal"), param)
+        content = read_content(given.get("refusal"), role, param)
     message = {"role": role, "content": content}
     for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
@@ -97,8 +102,11 @@ def _message(given: object, param: str) -> Message:
     return message
 
 
-def read_content(given: Any, param: str) -> str:
-    """The text of a content, which may come in parts or be absent. Raises ApiError."""
+def read_content(given: Any, role: object, param: str) -> str:
+    """The text of a content, which may come in parts or be absent. Raises ApiError.
+
+    Parts are lines, as in llama.cpp and vLLM, but an assistant's: they are pieces of one answer.
+    """
     if given is None:
         return ""
     if isinstance(given, str):
@@ -116,4 +124,4 @@ def read_content(given: Any, param: str) -> str:
         if not isinstance(text, str):
             raise ApiError(f"a text part of {param} has no text", param=param)
         texts.append(text)
-    return "".join(texts)
+    return ("" if role == "assistant" else "\n").join(texts)

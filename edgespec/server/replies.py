@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec import __version__
@@ -19,11 +19,18 @@ def fingerprint(plan: Plan) -> str:
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+# Some clients end a line of a stream at each sign that Unicode calls a line's end. JSON escapes the others.
+_LINE_ENDS = {ord(sign): json.dumps(sign)[1:-1] for sign in "\x85\u2028\u2029"}
 
 
 def as_json(value: Any) -> bytes:
-    """A value as compact JSON; half of a character is a question mark."""
-    return _JSON.encode(value).encode("utf-8", "replace")
+    """A value as compact JSON in one line; half of a character is a question mark."""
+    return _JSON.encode(value).translate(_LINE_ENDS).encode("utf-8", "replace")
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def json_pieces(value: Any) -> Iterator[bytes]:
@@ -45,19 +52,21 @@ def _in_brackets(begin: bytes, items: Iterable[tuple[bytes, Any]], end: bytes) -
     yield end
 
 
-def timings(answers: Sequence[Done]) -> dict[str, Any]:
+def timings(answers: Sequence[Done], choices: int = 1) -> dict[str, Any]:
     """The times of llama.cpp's server, by its names; ``plain_per_second`` is ours. Not measured is null.
 
     ``prompt_n`` are the tokens that were read, without cached ones. The first token comes with the prompt: a rate is
-    that of the others.
+    that of the others. A prompt counts once, for all of its ``choices``.
     """
-    first = answers[0].stats
-    read = first.prompt_tokens - first.cached_tokens
-    prompt_s = first.ttft_s
+    prompts = [done.stats for done in answers[::choices]]
+    cached = sum(stats.cached_tokens for stats in prompts)
+    read = sum(stats.prompt_tokens for stats in prompts) - cached
+    times = [stats.ttft_s for stats in prompts if stats.ttft_s is not None]
+    prompt_s = sum(times) if len(times) == len(prompts) else None
     decode_s = sum(done.stats.decode_s or 0.0 for done in answers)
     further = sum(max(0, done.stats.emitted_tokens - 1) for done in answers)
     return {
-        "cache_n": first.cached_tokens,
+        "cache_n": cached,
         "prompt_n": read,
         "prompt_ms": None if prompt_s is None else _rounded(1000 * prompt_s),
         "prompt_per_second": None if not prompt_s else _rounded(read / prompt_s),

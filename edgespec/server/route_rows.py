@@ -6,13 +6,14 @@ from typing import Any
 
 from edgespec.server.faces.messages import COUNT, MESSAGES
 from edgespec.server.page import RUNNING
+from edgespec.server.tokens import FLAGS
 
 ASKED = (401, 413, 429, 503)  # what a request may get if the served model reads its body
 # What each route says, its reply's schema or media types, and the statuses of its errors.
 READABLE: dict[str, tuple[Any, ...]] = {
     "/v1/models": ("The served model.", "models", 401),
     "/v1/models/{name}": ("The served model.", "model", 401, 404),
-    "/props": ("The model, as llama.cpp's clients read it.", "props", 401, 503),
+    "/props": ("The model, as llama.cpp's clients read it.", "props", 401, 404, 503),
     "/health": ("200 once the server answers.", "health"),
     "/metrics": ("Counters, for Prometheus.", "text/plain", 401),
     "/openapi.json": ("This document.", "document"),
@@ -28,20 +29,24 @@ POSTED: dict[str, tuple[Any, ...]] = {
         "Count the tokens of a conversation's prompt, as Anthropic's API does.",
         "count",
         *ASKED,
+        404,
         500,
     ),
-    "/tokenize": ("content", "The tokens of a text.", "tokens", *ASKED),
-    "/detokenize": ("tokens", "The text of tokens.", "content", *ASKED),
+    "/tokenize": ("tokenize", "The tokens of a text.", "tokens", *ASKED, 404),
+    "/detokenize": ("detokenize", "The text of tokens.", "content", *ASKED, 404),
     "/api/show": ("ollama-name", "What the model is and can do.", "ollama-model", *ASKED, 404),
 }
 
-_TEXT = {"type": "string"}
+_TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
+# The members of bodies, of which the first must be there.
 BODIES: dict[str, dict[str, Any]] = {
-    "content": {"content": _TEXT},
-    "tokens": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    "tokenize": {"content": _TEXT, "model": _TEXT, **dict.fromkeys(FLAGS, _FLAG)},
+    "detokenize": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "model": _TEXT},
     "ollama-name": {"model": _TEXT},
 }
 REPLIES = {
+    "tokens": "tokens",
+    "content": "content",
     "count": "input_tokens",
     "models": "object data",
     "model": "id object created owned_by",

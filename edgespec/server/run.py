@@ -137,7 +137,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse the requests that wait, and finish the running ones."""
-        self._service.queue.refuse_waiting()
+        for queue in (self._service.queue, self._service.counts):
+            queue.refuse_waiting()
         for each in self._service.models:
             each.keeper.stop_loading()
         await super().shutdown(sockets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -112,6 +112,3 @@ def request_of(found: dict[str, Any]) -> Request:
     if found.get("max_tokens") == -1:  # no limit, as in llama.cpp
         del found["max_tokens"]
     return Request(**found)
-
-
-Reader = Callable[[Mapping[str, Any]], Request]

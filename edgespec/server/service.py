@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -12,12 +13,14 @@ from starlette.responses import Response
 from edgespec.engine.events import Done, Reading
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError, GoneError
-from edgespec.server.keeper import ModelKeeper
+from edgespec.server.keeper import LoadedEngine, ModelKeeper
 from edgespec.server.keystrokes import Keystrokes
 from edgespec.server.metrics import Metrics
 from edgespec.server.queue import RequestQueue
 from edgespec.server.schema import Request
 from edgespec.server.security import Access
+from edgespec.server.streaming import Receive, while_connected
+from edgespec.server.threads import take_error
 from edgespec.text.request_budget import RequestBudget
 
 T = TypeVar("T")
@@ -43,12 +46,16 @@ class Left(Response):
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[T]):
-    """A request whose body was read: who asks, for what, the body's bytes, and what the whole request may take."""
+    """A request whose body was read: who asks, for what, the body's bytes, and what the whole request may take.
+
+    ``receive`` tells when its client leaves.
+    """
 
     owner: str
     asked: T
     size: int
     budget: RequestBudget
+    receive: Receive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +94,9 @@ class Served:
 class Service:
     """What the routes share, and the model that a request is for: ``keeper`` and ``names`` are those of a Served.
 
-    ``others`` are the server's further models. ``reading`` gives what hears how much is read of the prompt of a
-    request, which it gets as client, method and path.
+    ``others`` are the server's further models. ``counts`` is the queue of requests that cut or join texts: one after
+    another, as other threads wait while native code reads a long text. ``reading`` gives what hears how much is read
+    of the prompt of a request, which it gets as client, method and path.
     """
 
     keeper: ModelKeeper
@@ -96,6 +104,7 @@ class Service:
     others: tuple[Served, ...] = ()
     access: Access = field(default_factory=Access)
     queue: RequestQueue = field(default_factory=RequestQueue)
+    counts: RequestQueue = field(default_factory=lambda: RequestQueue(1))
     keystrokes: Keystrokes = field(default_factory=Keystrokes)
     bodies: BodyReader = field(default_factory=BodyReader)
     metrics: Metrics = field(default_factory=Metrics)
@@ -124,11 +133,32 @@ class Service:
             budget = RequestBudget(self.context_length, LONGEST_REQUEST_S)
             try:
                 asked, size = await self.bodies.read(request, read, budget, self.keeper.threads)
+                return await reply(Read(owner, asked, size, budget, request.receive))
             except GoneError:
                 return Left()
-            return await reply(Read(owner, asked, size, budget))
 
         return found
+
+    def waits_as(self, owner: str) -> str | None:
+        """Whose request it is for a queue: None where all clients are one owner."""
+        return owner if len(self.access.keys) > 1 else None
+
+    async def count(self, read: Read[Any], keeper: ModelKeeper, work: Callable[[LoadedEngine], T]) -> T:
+        """What ``work``, which cuts or joins texts for a request, finds with the loaded model.
+
+        Raises GoneError if the client leaves, and what the queue, loading and ``work`` raise.
+        """
+
+        async def counted() -> T:
+            async with keeper.use(read.owner) as loaded, self.counts.turn(read.size, self.waits_as(read.owner)):
+                working = asyncio.ensure_future(keeper.threads.run(lambda: work(loaded)))
+                working.add_done_callback(take_error)
+                try:
+                    return await asyncio.shield(working)
+                finally:
+                    await asyncio.wait([working])  # also for a client that left: its thread is not free before
+
+        return await while_connected(read.receive, counted())
 
     def check_model(self, name: str | None, *, any_model: bool = False) -> Service:
         """The service of the model with this name. No name means the only one; with ``any_model`` every name does.

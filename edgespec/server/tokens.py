@@ -14,8 +14,12 @@ from edgespec.server.errors import ApiError
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.service import Endpoint, Read, Service
 from edgespec.server.strict_json import check_text
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+# What /tokenize may be asked for, and what it does if it is not.
+FLAGS = {"add_special": False, "parse_special": True, "with_pieces": False}
 
 
 def routes(service: Service) -> list[Route]:
@@ -31,8 +35,7 @@ def routes(service: Service) -> list[Route]:
         async def reply(found: Read[tuple[str | None, T]]) -> Response:
             name, asked = found.asked
             keeper = service.check_model(name, any_model=True).keeper
-            async with keeper.use(found.owner) as loaded:
-                return JSONResponse(await keeper.threads.run(lambda: said(loaded, asked)))
+            return JSONResponse(await service.count(found, keeper, lambda loaded: said(loaded, asked)))
 
         return service.endpoint(lambda body: (_read_model(body), read(body)), reply)
 
@@ -67,27 +70,43 @@ def _read_model(body: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _read_content(body: Mapping[str, Any]) -> tuple[str, bool, bool]:
+def _read_content(body: Mapping[str, Any]) -> tuple[str, list[bool]]:
     content = body.get("content", "")
     if not isinstance(content, str):
         raise ApiError("content must be text", param="content")
-    flags = [body.get(name, usual) for name, usual in (("add_special", False), ("parse_special", True))]
-    if not all(isinstance(flag, bool) for flag in flags):
-        raise ApiError("add_special and parse_special must be true or false", param="add_special")
-    return check_text(content, "content"), flags[0], flags[1]
+    flags = {name: body.get(name, usual) for name, usual in FLAGS.items()}
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ApiError(f"{name} must be true or false", param=name)
+    return check_text(content, "content"), list(flags.values())
 
 
-def _tokens(loaded: LoadedEngine, asked: tuple[str, bool, bool]) -> dict[str, Any]:
-    content, add_bos, special = asked
-    return {"tokens": loaded.engine.tokenizer.encode(content, special=special, add_bos=add_bos)}
+def _tokens(loaded: LoadedEngine, asked: tuple[str, list[bool]]) -> dict[str, Any]:
+    content, (add_bos, special, with_pieces) = asked
+    tokenizer = loaded.engine.tokenizer
+    found = tokenizer.encode(content, special=special, add_bos=add_bos)
+    return {"tokens": [{"id": each, "piece": _piece(tokenizer, each)} for each in found] if with_pieces else found}
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """A token's text; its bytes if they are a part of a character."""
+    control = tokenizer.control_token(token)
+    data = tokenizer.token_bytes(token) if control is None else control.text.encode()
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
 
 
 def _read_tokens(body: Mapping[str, Any]) -> list[int]:
     tokens = body.get("tokens", [])
-    if not isinstance(tokens, list) or not all(isinstance(each, int) and each >= 0 for each in tokens):
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
         raise ApiError("tokens must be a list of token ids", param="tokens")
     return tokens
 
 
 def _content(loaded: LoadedEngine, tokens: list[int]) -> dict[str, Any]:
+    size = loaded.engine.tokenizer.vocabulary_size
+    if max(tokens, default=0) >= size:
+        raise ApiError(f"a token does not exist: this model's are 0 to {size - 1}", param="tokens")
     return {"content": loaded.engine.tokenizer.detokenize(tokens)}

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from edgespec.server import app, service
+from edgespec.server.connections import CLOSING_S, LimitedProtocol
 from tests.engine.answers import plain_text
 from tests.engine.test_thinking import BEGINS
 from tests.server.test_http import events, failed, text_of
@@ -53,6 +54,8 @@ def test_a_killed_drafter_changes_no_text(tiny: TinyModels) -> None:
 
 
 def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CLOSING_S == LimitedProtocol.closing_s == 10.0
+    monkeypatch.setattr(LimitedProtocol, "closing_s", 0.1)
     monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.5)
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
         server.wait_until(lambda: server.service.keeper.state == "ready")
@@ -65,6 +68,7 @@ def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeyp
             server.wait_until(lambda: server.service.queue.running == 1)
             assert server.server.stop()
             server.wait_until(lambda: server.service.queue.running == 0)
+            server.wait_until(lambda: server.service.connections() == 0)  # the client still holds its end
     (line,) = server.lines
     assert (line.status, line.error) == (200, "the client left")
 

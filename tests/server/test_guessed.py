@@ -50,6 +50,8 @@ def test_the_marks_of_thinking_are_left_out() -> None:
     thought = text("<think>\nso it is", (7, None), (1, None), (2, "model"), (6, "lookup"), reasoning="so it is")
     assert Guessed().of(thought) == ((2, "model"), (6, "lookup"))
     assert Guessed().of(text("<think>", (7, None), reasoning="")) == ()
+    again = text("<think>so", (7, None), (2, "model"), reasoning="\n\nso")
+    assert Guessed().of(again) == ((2, None), (2, "model"))
 
 
 def test_the_tokens_of_calls_have_no_characters() -> None:

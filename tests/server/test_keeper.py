@@ -432,6 +432,20 @@ async def test_a_request_says_how_long_the_model_stays() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_model_that_is_not_to_stay_is_freed_behind_its_load() -> None:
+    loads = Loads()
+    loads.release.clear()
+    keeper = ModelKeeper(loads, keep_alive_s=None)
+    keeper.start()
+    keeper.keep(0)
+    loads.release.set()
+    await until(lambda: bool(loads.engines) and keeper.state == "unloaded")
+    assert await use(keeper) is loads.engines[1]
+    assert keeper.expires_in_s is None, "what was asked for is over"
+    await keeper.close()
+
+
+@pytest.mark.anyio
 async def test_a_model_stays_for_the_owner_who_keeps_it_longest() -> None:
     keeper = ModelKeeper(Loads(), keep_alive_s=60.0)
     async with keeper.use("one"):

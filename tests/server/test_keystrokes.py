@@ -78,6 +78,25 @@ async def test_a_request_that_waits_is_replaced_and_one_that_answers_is_waited_f
 
 
 @pytest.mark.anyio
+async def test_a_request_replaces_those_for_its_place_also_behind_one_for_another_place() -> None:
+    places = Keystrokes()
+
+    async def asks(before: str, after: str) -> None:
+        async with places.turn("editor", Hole(before, after)):
+            await asyncio.Event().wait()
+
+    first, elsewhere = (asyncio.create_task(asks("a", after)) for after in ("here", "there"))
+    await asyncio.sleep(0)
+    newest = asyncio.create_task(asks("ab", "here"))
+    with pytest.raises(ApiError, match="replaced"):
+        await asyncio.wait_for(first, 60)
+    assert not elsewhere.done()
+    for each in (elsewhere, newest):
+        each.cancel()
+    await asyncio.wait([elsewhere, newest])
+
+
+@pytest.mark.anyio
 async def test_a_request_without_a_hole_is_nobodys() -> None:
     async with Keystrokes().turn("editor", None) as turn:
         turn.check()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from starlette.responses import JSONResponse
 
 from edgespec.cli.serve import log_line
@@ -28,7 +28,7 @@ from edgespec.server.errors import ApiError, api_error
 from edgespec.server.faces.face import Head, Stretch
 from edgespec.server.faces.openai import CHAT, COMPLETION, usage
 from edgespec.server.metrics import Metrics
-from edgespec.server.replies import fingerprint, json_pieces, timings
+from edgespec.server.replies import as_json, fingerprint, json_pieces, timings
 from edgespec.server.schema import Request
 from edgespec.server.service import RequestLine
 from edgespec.server.streaming import PART_BYTES, send_reply
@@ -79,6 +79,10 @@ def done_of(engine: Engine, **stats: object) -> Done:
     )
 
 
+# Of two answers that are as the one below.
+PREDICTED = {"predicted_n": 22, "predicted_ms": 400.0, "draft_n": 18, "draft_n_accepted": 12}
+
+
 def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> None:
     done = done_of(
         engine,
@@ -114,7 +118,9 @@ def test_usage_and_timings_have_the_names_that_clients_know(engine: Engine) -> N
         "draft_n_accepted": 6,
         "plain_per_second": 40.0,
     }
-    assert timings([done, done])["predicted_n"] == 22
+    assert timings([done, done], 2) == {**timings([done]), **PREDICTED}
+    prompts = {"cache_n": 24, "prompt_n": 16, "prompt_ms": 1000.0}
+    assert timings([done, done], 1) == {**timings([done]), **PREDICTED, **prompts}
     assert usage([done, done], 2)["prompt_tokens"] == 20
     assert usage([done, done], 1)["prompt_tokens"] == 40, "two prompts"
     reply = CHAT.whole(Request(), HEAD, [[Stretch(Part("a", "hm"))]], [done])
@@ -159,10 +165,13 @@ def test_penalties_look_at_all_tokens_or_at_none() -> None:
         max_leaves=8,
     )
 )
-def test_json_in_pieces_is_that_of_the_whole_value(value: object) -> None:
-    expected = JSONResponse(value).body
+@example("a\x85b\u2028c\u2029d")
+def test_json_in_pieces_is_that_of_the_whole_value_in_one_line(value: object) -> None:
+    expected = as_json(value)
+    assert json.loads(expected) == json.loads(JSONResponse(value).body)
+    assert expected.decode().splitlines() == [expected.decode()]
     assert b"".join(json_pieces(value)) == expected
-    assert b"".join(json_pieces([expected, {"a": expected}])) == JSONResponse([value, {"a": value}]).body
+    assert b"".join(json_pieces([expected, {"a": expected}])) == as_json([value, {"a": value}])
     assert b"".join(json_pieces("\ud83d")) == b'"?"', "half of an emoji"
 
 

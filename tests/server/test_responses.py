@@ -83,7 +83,7 @@ def test_neighbouring_messages_of_developer_and_system_are_one() -> None:
         HELLO,
         instructions="first",
     )
-    assert found == [{"role": "system", "content": "first\n\na\n\nbc"}, HELLO]
+    assert found == [{"role": "system", "content": "first\n\na\n\nb\nc"}, HELLO]
 
 
 def test_calls_and_their_results_are_a_chats() -> None:
@@ -408,11 +408,11 @@ def test_a_reply_has_usage_and_repeats_its_request(done: Done) -> None:
 
 
 def test_log_probabilities_come_with_the_text_and_not_with_thinking(done: Done) -> None:
-    def part(text: str = "", reasoning: str = "") -> Part:
-        data = (text or reasoning).encode()
-        return Part(text, reasoning, (ScoredToken(data, 0, -0.5, ((data, -0.5),)),))
+    def part(text: str = "", reasoning: str = "", mark: str = "") -> Part:
+        data = (text or reasoning or mark).encode()
+        return Part(text, reasoning, (ScoredToken(data, 0, -0.5, ((data, -0.5),)),), thought=not text)
 
-    parts = [part(reasoning="hm"), part("a"), part("b")]
+    parts = [part(mark="<think>"), part(reasoning="hm"), part(mark="</think>"), part("a"), part("b")]
     events = events_of(parts, done, include=["message.output_text.logprobs"])
     deltas = [each for each in events if each["type"] == "response.output_text.delta"]
     assert [[token["token"] for token in each["logprobs"]] for each in deltas] == [["a"], ["b"]]

@@ -337,6 +337,11 @@ def test_a_completion_reads_its_prompts() -> None:
         error = refused(read_completion, {"prompt": [1, 2], field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")
     assert read_completion({"prompt": "a", "suffix": "b"}).hole == Hole("a", "b")
+    assert read_completion({"prompt": "", "suffix": "b"}).hole == Hole("", "b")
+    for empty in ({"prompt": ""}, {"prompt": ["a", ""]}, {"prompt": "", "suffix": ""}):
+        error = refused(read_completion, empty)
+        assert (error.param, error.code) == ("prompt", None)
+        assert "the prompt is empty" in error.message
 
 
 def test_log_probabilities_and_bias_are_read() -> None:
@@ -362,13 +367,17 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
         {"role": "system", "content": "a"},
         {"role": "developer", "content": [{"type": "text", "text": "b"}]},
         user("one"),
-        {**user([{"type": "text", "text": "two"}, {"type": "text", "text": " three"}]), "name": "someone"},
-        {**assistant("yes"), "tool_calls": None, "reasoning_content": "hm"},
+        {**user([{"type": "text", "text": "two"}, {"type": "text", "text": "three"}]), "name": "someone"},
+        {
+            **assistant([{"type": "text", "text": "y"}, {"type": "text", "text": "es"}]),
+            "tool_calls": None,
+            "reasoning_content": "hm",
+        },
         user("four"),
     ]
     assert read_messages(given) == (
         {"role": "system", "content": "a\n\nb"},
-        user("one\n\ntwo three"),
+        user("one\n\ntwo\nthree"),
         {**assistant("yes"), "reasoning_content": "hm"},
         user("four"),
     )

@@ -150,6 +150,14 @@ def test_pages_of_other_sites_are_refused(hosts: list[str], origins: list[str]) 
     assert found.value.status in (400, 403)
 
 
+def test_a_browser_that_fetches_for_another_site_without_an_origin_is_refused() -> None:
+    with pytest.raises(ApiError) as found:
+        Access().check_browser([LOCAL], [], other_site=True)
+    assert found.value.status == 403
+    access = Access(origins=("https://page.example",))
+    assert access.check_browser([LOCAL], ["https://page.example"], other_site=True) == "https://page.example"
+
+
 def test_a_named_origin_may_ask_and_a_key_allows_any_host() -> None:
     access = Access(keys=(KEY,), origins=("HTTP://LOCALHOST:3000",))
     assert access.origins == ("http://localhost:3000",)

@@ -17,7 +17,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair import load
 from edgespec.engine.pair.load import Limits
-from edgespec.errors import MemoryLimitError, ModelFileError, ModelNotFoundError
+from edgespec.errors import MemoryLimitError, ModelFileError, ModelNotFoundError, PromptTooLongError
 from edgespec.files.home import Home
 from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
@@ -27,6 +27,7 @@ from edgespec.server.room import MOST_LOADING, Room
 from edgespec.server.run import Server, open_sockets
 from edgespec.server.security import Access
 from edgespec.server.service import Served, Service
+from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import WAIT_S, Running, wait_until
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import watch_forwards
@@ -92,6 +93,13 @@ def test_a_drafter_is_counted_before_it_is_loaded(tiny: TinyModels, tmp_path: Pa
 
 
 # -------------------------------------------------------------------------------------------------------------- room
+
+
+def test_a_prompt_is_too_long_for_its_own_models_context(tiny: TinyModels) -> None:
+    with tiny.load(draft="none") as engine, engine.session() as session:
+        context = session.context_length
+        with pytest.raises(PromptTooLongError, match=f"more than {2 * context} tokens.* size of {context} tokens"):
+            session.generate("hello " * 40 * context, budget=RequestBudget(2 * context))
 
 
 def test_a_load_that_failed_takes_no_room(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

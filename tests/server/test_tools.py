@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.engine.test_tools import TEMPLATE, tool
+from tests.server.test_http import events
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
 
@@ -79,6 +80,17 @@ def test_without_parallel_calls_an_answer_has_the_first_only(
             assert reply.choices[0].finish_reason == "tool_calls"
         assert len(calls) == count
         assert "Oslo" in calls[0].function.arguments
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_a_further_call_ends_the_answer(
+    tools_server: Running, says: list[str], stream: bool
+) -> None:
+    says += [CALL, "\n", CALL, *["and on "] * 400]
+    reply = tools_server.post(messages=ASK, tools=TOOLS, parallel_tool_calls=False, max_tokens=300, stream=stream)
+    chosen = [chunk["choices"][0] for chunk in events(reply)] if stream else reply.json()["choices"]
+    assert chosen[-1]["finish_reason"] == "tool_calls"
+    assert "and on" not in reply.text
 
 
 def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list[str]) -> None:

@@ -276,6 +276,22 @@ def test_an_answer_that_a_second_stop_cuts_is_logged_with_what_was_read_and_sent
     assert shown in log_line(line, "now")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_not_complete_when_the_server_ends_says_why(tiny: TinyModels, stream: bool) -> None:
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        cast("Any", server.server.config).timeout_graceful_shutdown = 0.1
+        answer = server.asking("hello", max_tokens=8000, stream=stream)
+        server.wait_until(lambda: bool(server.service.keeper.engine and server.service.keeper.engine.pair.answering))
+        assert server.server.stop()
+        reply = answer.result(WAIT_S)
+        told = reply.text.strip().split("\n\n")[-1].removeprefix("data: ")
+        assert json.loads(told)["error"]["code"] == "shutting_down"
+        server.wait_until(lambda: bool(server.lines))
+    assert reply.status_code == server.lines[0].status == (200 if stream else 503)
+    assert server.lines[0].error == "the server is shutting down"
+
+
 def test_a_server_that_ends_while_the_model_loads_refuses_what_waits(tiny: TinyModels) -> None:
     load = HeldLoad(lambda: tiny.load(draft="none"))
     with running(load, queue=RequestQueue(1, 5)) as server:

@@ -166,8 +166,9 @@ def test_a_pieces_bytes_are_its_text(vocabulary: Opened) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, -(2**31), 10**6, 2**31, 2**40])
-def test_ids_outside_the_vocabulary_have_no_bytes(vocabulary: Opened, token: int) -> None:
+def test_ids_outside_the_vocabulary_have_no_bytes_and_are_not_kept(vocabulary: Opened, token: int) -> None:
     assert vocabulary.token_bytes(token) == b""
+    assert token not in vocabulary._pieces  # private: what is kept is not seen otherwise
 
 
 def test_invalid_utf8_is_replaced_when_decoding(vocabulary: Opened) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Face, Head, Stretch, whole_of
 from edgespec.server.faces.openai import progress_of
 from edgespec.server.fields.table import read_fields
-from edgespec.server.replies import timings
+from edgespec.server.replies import event, timings
 from edgespec.server.schema import Request, request_of
 
 # llama.cpp's words for why an answer ended.
@@ -44,24 +43,20 @@ class _Events:
         progress = progress_of(part, self._prompt_tokens) if self._request.show_progress else {}
         if not part.content and not progress:
             return b""
-        return _event({"index": index, "content": part.content, "stop": False, **progress})
+        return event({"index": index, "content": part.content, "stop": False, **progress})
 
     def end(self, index: int, done: Done) -> bytes:
         assert self._head is not None
-        return _event(_final(self._request, self._head, "", done))
+        return event(_final(self._request, self._head, "", done))
 
     def finish(self, answers: Sequence[Done]) -> bytes:
         return b""
 
     def fail(self, error: ApiError) -> bytes:
-        return _event(error.as_json())
+        return event(error.as_json())
 
     def waiting(self) -> bytes:
         return b": waiting\n\n"
-
-
-def _event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def _final(request: Request, head: Head, content: str, done: Done) -> dict[str, Any]:

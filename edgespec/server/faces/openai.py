@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.faces.face import Columns, Face, Head, Stretch, whole_of
 from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.fields.table import read_fields
-from edgespec.server.replies import as_json, timings
+from edgespec.server.replies import as_json, event, timings
 from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall
 
@@ -41,6 +40,8 @@ def read_completion(body: Mapping[str, Any]) -> Request:
         for name in ("echo", "suffix"):
             if found.get(name):
                 raise unsupported(name, f"{name} with a prompt of tokens")
+    if "" in prompts and not found.get("suffix"):
+        raise ApiError("the prompt is empty: give at least one character, or a suffix", param="prompt")
     request = request_of(found)
     if request.answers > MOST_CHOICES:
         raise ApiError(f"these are {request.answers} answers; at most {MOST_CHOICES} are allowed", param="prompt")
@@ -94,7 +95,7 @@ class _Chunks:
         if self._open:
             choices = [self._ended(index, "error") for index in sorted(self._open)]
             ended = _wrap(self._known_head(), self._kind, choices)
-        return _event({**ended, **error.as_json()})
+        return event({**ended, **error.as_json()})
 
     def waiting(self) -> bytes:
         return b": waiting\n\n"
@@ -112,7 +113,7 @@ class _Chunks:
 
     def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
         usage = {"usage": None} if self._include_usage and "usage" not in more else {}
-        return _event(_wrap(self._known_head(), self._kind, list(choices), **more, **usage))
+        return event(_wrap(self._known_head(), self._kind, list(choices), **more, **usage))
 
 
 def _guesses_of(part: Part) -> dict[str, Any]:
@@ -145,10 +146,6 @@ def progress_of(part: Part, prompt_tokens: int) -> dict[str, Any]:
 def _why_not(done: Done) -> dict[str, Any]:
     """Why a drafter did not guess, in words and as a code."""
     return {"speculation_off": done.speculation_off, "speculation_off_code": done.speculation_off_code}
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 def _wrap(head: Head, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -215,8 +212,8 @@ def _whole_completion(
 def _whole(
     request: Request, head: Head, kind: str, choices: list[dict[str, Any]], answers: Sequence[Done]
 ) -> dict[str, Any]:
-    used = usage(answers, request.choices)
-    return _wrap(head, kind, choices, usage=used, seed=answers[0].sampling.seed, timings=timings(answers), **head.own)
+    used, times = usage(answers, request.choices), timings(answers, request.choices)
+    return _wrap(head, kind, choices, usage=used, seed=answers[0].sampling.seed, timings=times, **head.own)
 
 
 def finish_reason(done: Done) -> str:

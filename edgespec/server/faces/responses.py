@@ -114,7 +114,7 @@ class _Items:
     def add(self, part: Part, scores: Sequence[bytes]) -> Iterator[_Event]:
         if part.reasoning:
             yield from self._more(_REASONING, part.reasoning, ())
-        else:
+        if not part.thought:
             self._scores += scores
         self._blank += part.content
         if self._blank and (self._blank.strip() or self._is_open(_MESSAGE)):
@@ -316,7 +316,7 @@ def _whole(
 
 
 def _columns(part: Part) -> Columns:
-    return {} if part.reasoning or not part.tokens else {"logprobs": list(map(as_json, scored_tokens(part)))}
+    return {} if part.thought or not part.tokens else {"logprobs": list(map(as_json, scored_tokens(part)))}
 
 
 RESPONSES = Face(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.server.fields.field import MOST_WHOLE, Field, drawing, ignored, whole
+from edgespec.server.fields.field import MOST_WHOLE, TEXT, Field, drawing, ignored, whole
 from edgespec.server.fields.openai import INFILL
 from edgespec.server.json_schema import Schema
 
 # Pieces of other files that one request has: llama.vim sends at most 16, and twice as many while it changes them.
 MOST_FILES = 64
-_TEXT: Schema = {"type": ["string", "null"]}
 _FILES: Schema = {
     "type": ["array", "null"],
     "items": {
@@ -29,9 +28,9 @@ def _files(given: list[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
 
 
 FIELDS = (
-    Field("input_prefix", _TEXT, "the text before the hole", INFILL, sets="before", texts=True),
-    Field("prompt", _TEXT, "more text before the hole, behind `input_prefix`", INFILL, sets="line", texts=True),
-    Field("input_suffix", _TEXT, "the text after the hole", INFILL, sets="suffix", texts=True),
+    Field("input_prefix", TEXT, "the text before the hole", INFILL, sets="before", texts=True),
+    Field("prompt", TEXT, "more text before the hole, behind `input_prefix`", INFILL, sets="line", texts=True),
+    Field("input_suffix", TEXT, "the text after the hole", INFILL, sets="suffix", texts=True),
     Field(
         "input_extra",
         _FILES,

@@ -71,7 +71,7 @@ _NOT_INFILL = CHATS + COMPLETION
 
 _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxItems": MOST_STOPS}
 _CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
-_PROMPT: Schema = {"type": "string", "minLength": 1}
+_PROMPT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_WHOLE}, "minItems": 1}
 _PROMPTS: Schema = {
     "anyOf": [

@@ -342,7 +342,7 @@ class Conversation:
         elif not isinstance(prompt, str):
             turn = Turn(message=None, text="", tokens=list(prompt))
         elif raw:
-            self._check_length(prompt, budget)
+            self._check_length(prompt, context_length, budget)
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt, budget))
         else:
             use = self._prompts.tool_use(tools, variables)
@@ -364,10 +364,10 @@ class Conversation:
         found = healing(self._prompts.tokenizer, spellings, turn.tokens, banned)
         return turn if found is None else replace(turn, tokens=turn.tokens[: -found.taken], healing=found)
 
-    def _check_length(self, text: str, budget: RequestBudget) -> None:
+    def _check_length(self, text: str, context_length: int, budget: RequestBudget) -> None:
+        """The budget's context may be a longer one, of a server's other model."""
         if is_far_longer(self._prompts.tokenizer, text, budget):
-            assert budget.context_length is not None
-            raise self._too_long(f"more than {budget.context_length}", budget.context_length)
+            raise self._too_long(f"more than {budget.context_length}", context_length)
 
     def _too_long(self, tokens: str, context_length: int) -> PromptTooLongError:
         larger = self._prompts.longest is None or self._prompts.longest > context_length
@@ -406,7 +406,7 @@ class Conversation:
             """The prompt, and its tokens, with the kept messages from number ``first`` on."""
             whole = [*head, *kept[first:], {"role": "user", "content": prompt}, *after]
             asked = self._prompts.read(whole, shown, variables, budget, continues=begun(after) is not None)
-            return asked, self._encode(asked, budget, own=earlier is None and not shown)
+            return asked, self._encode(asked, context, budget, own=earlier is None and not shown)
 
         def fits(first: int, room: int) -> bool:
             # A message has at least one token.
@@ -437,7 +437,7 @@ class Conversation:
         oldest = "turn was" if turns == 1 else f"{turns} turns were"
         return f"the conversation outgrew the context: the oldest {oldest} dropped ({more})"
 
-    def _encode(self, prompt: str, budget: RequestBudget, *, own: bool) -> list[int]:
+    def _encode(self, prompt: str, context: int, budget: RequestBudget, *, own: bool) -> list[int]:
         """Tokens of ``prompt``. If its messages are the session's ``own``, the history's tokens are kept.
 
         Tokenising an answer again could give other tokens, and the cache would be lost. A caller's messages are
@@ -449,7 +449,7 @@ class Conversation:
             if kept and not tokenizer.token_bytes(kept[-1]):
                 kept = kept[:-1]  # a hidden token ended the answer; the template writes the end of the turn itself
             return [*kept, *encode(tokenizer, prompt[len(self._rendered) :], budget=budget)]
-        self._check_length(prompt, budget)
+        self._check_length(prompt, context, budget)
         return self._prompts.encode(prompt, budget)
 
     def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
