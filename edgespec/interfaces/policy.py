@@ -49,6 +49,11 @@ class RoundRecord:
         return self.proposed - self.alternative_count
 
     @property
+    def forwards_after_reading(self) -> int:
+        """Drafter forwards that ``sync_s`` leaves out: reading includes the first one."""
+        return self.draft_forwards - (self.sync_s > 0)
+
+    @property
     def target_idle_s(self) -> float:
         """Seconds of the round in which the target computed nothing."""
         return max(0.0, self.round_s - self.verify_s)

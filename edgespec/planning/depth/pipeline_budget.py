@@ -96,7 +96,7 @@ class MeasuredBudget:
             self._times.record(record.width, 0, record.verify_s, experts=record.experts)
         if record.evaluated:
             self._accepted.learn(record.accepted, record.evaluated)
-        working_s = record.draft_s - record.sync_s
-        if record.draft_forwards and working_s > 0:
-            own = working_s / record.draft_forwards
+        working_s, forwards = record.draft_s - record.sync_s, record.forwards_after_reading
+        if forwards > 0 and working_s > 0:
+            own = working_s / forwards
             self._forward_s = own if self._forward_s is None else _DECAY * self._forward_s + (1 - _DECAY) * own
