@@ -84,10 +84,13 @@ def _tokens(loaded: LoadedEngine, asked: tuple[str, bool, bool]) -> dict[str, An
 
 def _read_tokens(body: Mapping[str, Any]) -> list[int]:
     tokens = body.get("tokens", [])
-    if not isinstance(tokens, list) or not all(isinstance(each, int) and each >= 0 for each in tokens):
+    if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
         raise ApiError("tokens must be a list of token ids", param="tokens")
     return tokens
 
 
 def _content(loaded: LoadedEngine, tokens: list[int]) -> dict[str, Any]:
+    size = loaded.engine.tokenizer.vocabulary_size
+    if (highest := max(tokens, default=0)) >= size:
+        raise ApiError(f"token {highest} does not exist: this model's tokens are 0 to {size - 1}", param="tokens")
     return {"content": loaded.engine.tokenizer.detokenize(tokens)}

@@ -204,12 +204,14 @@ class GgufTokenizer:
         known = self._pieces.get(token)
         if known is None:
             self._check_open()
+            if not 0 <= token < self.vocabulary_size:
+                return b""
             known = self._pieces[token] = self._piece(token)
         return known
 
     def _piece(self, token: int) -> bytes:
         vocabulary = self._vocabulary
-        if not 0 <= token < self.vocabulary_size or token in vocabulary.stop_ids:
+        if token in vocabulary.stop_ids:
             return b""
         kind, text = vocabulary.kinds[token], vocabulary.texts[token]
         if kind == Kind.USER_DEFINED:

@@ -170,12 +170,12 @@ class LlamaTokenizer:
     def token_bytes(self, token: int) -> bytes:
         known = self._pieces.get(token)
         if known is None:
+            if not 0 <= token < self._size:
+                return b""
             known = self._pieces[token] = self._piece(token)
         return known
 
     def _piece(self, token: int) -> bytes:
-        if not 0 <= token < self._size:
-            return b""
         if token in self.stop_ids or self.control_token(token) is not None:
             return b""
         with self._lock:
