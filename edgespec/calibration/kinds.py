@@ -123,6 +123,13 @@ def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> b
     return now.busy > before.busy
 
 
+def _farther(before: WidthProbe, now: WidthProbe) -> bool:
+    """Whether ``now`` compared less than the earlier probe and contradicts none of its widths."""
+    (reached, complete), (reaches, completes) = ((each.context_range[1], each.complete) for each in (before, now))
+    more, less = reached > reaches or complete > completes, reached < reaches or complete < completes
+    return more and not less and set(before.widths) <= set(now.widths)
+
+
 # The tokens behind an acceptance that was stored without their number: it holds the rates of the last thirty.
 _TOKENS_OF_OLD = 30.0
 
@@ -150,9 +157,12 @@ class _Both:
 # Larger numbers of threads and layers are invalid.
 _Count: TypeAlias = Annotated[int, Range(1, 4096)]
 
-# The widths that are bit-equal to plain decoding, of a model in a setting.
+# The widths that are bit-equal to plain decoding, of a model in a setting. A quick probe does not replace a full one.
 WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
-    "widths", Annotated[WidthProbe, Check(lambda probe: probe.is_sound, "the widths of one class")], _width_keys
+    "widths",
+    Annotated[WidthProbe, Check(lambda probe: probe.is_sound, "the widths of one class")],
+    _width_keys,
+    keeps=_farther,
 )
 
 # Times of a model's forwards in a setting. Times of a busy machine never replace those of a quieter one, and decide

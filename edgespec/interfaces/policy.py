@@ -49,6 +49,11 @@ class RoundRecord:
         return self.proposed - self.alternative_count
 
     @property
+    def forwards_after_reading(self) -> int:
+        """Drafter forwards that ``sync_s`` leaves out: reading includes the first one."""
+        return self.draft_forwards - (self.sync_s > 0)
+
+    @property
     def target_idle_s(self) -> float:
         """Seconds of the round in which the target computed nothing."""
         return max(0.0, self.round_s - self.verify_s)
@@ -124,8 +129,13 @@ class AnswerPolicy(Protocol):
 class DepthPolicy(Protocol):
     """What the answers of one engine share; ``answer`` returns the policy of a new answer. Thread-safe."""
 
-    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
-        """For an answer of at most ``most`` tokens (None: no limit); ``sampled``: its tokens are drawn at random."""
+    def answer(
+        self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False, hindsight: bool = True
+    ) -> AnswerPolicy:
+        """For an answer of at most ``most`` tokens (None: no limit); ``sampled``: its tokens are drawn at random.
+
+        ``hindsight``: which tokens of the text a source would have guessed tells how often it is accepted.
+        """
 
     @property
     def plain_tokens_per_s(self) -> float | None:

@@ -87,6 +87,28 @@ def test_an_unbounded_difference_survives_the_store(kept: Measurements) -> None:
     assert found.max_abs_diff == math.inf
 
 
+FARTHER = replace(PROBE, contexts=(*PROBE.contexts, ContextProbe(start=8180, positions=12, max_abs_diff={})))
+
+
+@pytest.mark.parametrize(
+    ("later", "stays"),
+    [
+        (PROBE, True),
+        (replace(PROBE, complete=False), True),
+        (replace(PROBE, widths=(1, 2, 4, 5)), True),
+        (replace(PROBE, widths=(1, 2)), False),
+        (replace(FARTHER, complete=False), True),
+        (replace(FARTHER, plain_forward_s=0.02), False),
+    ],
+)
+def test_a_shorter_probe_replaces_a_longer_one_only_if_it_contradicts_it(
+    kept: Measurements, later: WidthProbe, stays: bool
+) -> None:
+    kept.save(kinds.WIDTHS, FARTHER, FACTS)
+    kept.save(kinds.WIDTHS, later, FACTS)
+    assert kept.load(kinds.WIDTHS, FACTS) == (FARTHER if stays else later)
+
+
 def test_a_later_probe_replaces_the_earlier_one(kept: Measurements) -> None:
     kept.save(kinds.WIDTHS, PROBE, FACTS)
     kept.save(kinds.WIDTHS, replace(PROBE, widths=(1, 2)), FACTS)
@@ -319,9 +341,9 @@ def test_a_full_disk_keeps_measurements_in_this_process(kept: Measurements, monk
     assert list(kept.folder.iterdir()) == []
     assert kept.load(kinds.WIDTHS, FACTS) == PROBE
     monkeypatch.undo()
-    kept.save(kinds.WIDTHS, replace(PROBE, complete=False), FACTS)  # there is room again
-    assert kept.load(kinds.WIDTHS, FACTS) == replace(PROBE, complete=False)
-    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) == replace(PROBE, complete=False)
+    kept.save(kinds.WIDTHS, replace(PROBE, plain_forward_s=0.02), FACTS)  # there is room again
+    assert kept.load(kinds.WIDTHS, FACTS) == replace(PROBE, plain_forward_s=0.02)
+    assert Measurements(kept.folder, "machine-1").load(kinds.WIDTHS, FACTS) == replace(PROBE, plain_forward_s=0.02)
 
 
 def test_unstored_gives_the_reason_until_everything_is_stored(

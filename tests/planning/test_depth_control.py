@@ -135,6 +135,12 @@ def test_answer_lengths_are_known_after_a_few_answers_and_cut_by_the_budget() ->
     assert lengths.longer_than(0, None) == [20] * 32
 
 
+def test_a_short_answers_savings_count_as_little_as_its_tokens() -> None:
+    known = Experience()
+    known.learn(2.6, 4, 1)
+    assert known.gain(0.4) == pytest.approx((2.6 / 6 + 2 * PAYS * 0.4) / (4 / 6 + 2))
+
+
 def test_experience_follows_recent_answers_and_fades_without_trials() -> None:
     known = Experience()
     assert known.gain(0.4) == pytest.approx(PAYS * 0.4)
@@ -230,6 +236,16 @@ def looked(own: DepthControl, hits: list[bool]) -> AnswerDepth:
     answer.learn_hindsight("model", hits)
     answer.record(round_of(2, context=300))
     return answer
+
+
+def test_where_the_drafter_draws_its_own_noise_nothing_is_guessed_in_hindsight() -> None:
+    answers = [disappointed().answer(prompt_tokens=300, hindsight=False) for _ in range(2)]
+    for answer, tokens in zip(answers, (300, 2), strict=True):
+        answer.began(NATIVE.prompt_s(300), STEP_S)
+        for _ in range(100):
+            allowance = answer.allow("model", tokens)
+            assert (allowance.window == LOOK, allowance.hindsight) == (False, 0)
+            answer.record(round_of(context=300))
 
 
 def test_after_failures_the_drafter_reads_a_few_tokens_to_test_its_guesses() -> None:

@@ -101,8 +101,10 @@ def test_the_target_waits_two_forwards_of_the_drafter_at_most() -> None:
     assert budget.patience_s() == pytest.approx(0.05)
     budget.record(record(1, 1, draft_s=0.5))
     assert budget.patience_s() == pytest.approx(0.05), "no forward was counted"
-    budget.record(record(1, 1, draft_s=0.24, sync_s=0.2, forwards=4))
-    assert budget.patience_s() == pytest.approx(0.02), "catching up is not part of a forward"
+    budget.record(record(1, 1, draft_s=0.2003, sync_s=0.2, forwards=1))
+    assert budget.patience_s() == pytest.approx(0.05), "the one forward was catching up"
+    budget.record(record(1, 1, draft_s=0.24, sync_s=0.2, forwards=5))
+    assert budget.patience_s() == pytest.approx(0.02), "catching up includes the first of five forwards"
     for _ in range(300):
         budget.record(record(1, 1, draft_s=0.06, forwards=2))
     assert budget.patience_s() == pytest.approx(0.06, rel=0.01)

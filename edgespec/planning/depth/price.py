@@ -229,7 +229,7 @@ def drafting_slowness(
     reading = None
     if record.sync_s > 0:
         reading = plausible(record.sync_s / (slower * cost.seconds(1, read)))
-    forwards = record.draft_forwards - (record.sync_s > 0)
+    forwards = record.forwards_after_reading
     if forwards < 1:
         assert reading is not None  # the one forward was the reading
         return reading, reading
