@@ -1,6 +1,7 @@
 """Requests in new processes: the first answers of a home, answers cut short, and the order of texts.
 
-    python -m benchmarks.first_answers SUITE first|cut|order [--limit N]
+    python -m benchmarks.first_answers SUITE first [--limit N]
+    python -m benchmarks.first_answers SUITE cut|order
 
 `first`: in a new home, one coding answer in the first process, then all prompts in a second process, or the first N
 of each category, planned and plain; `second` is the latter's plain seconds over planned seconds. `cut`: plain seconds
@@ -140,6 +141,8 @@ def main() -> None:
     parser.add_argument("part", choices=["first", *PARTS])
     parser.add_argument("--limit", type=int, metavar="N", help="of `first`: prompts of each category")
     given = parser.parse_args()
+    if given.limit is not None and given.part != "first":
+        parser.error("--limit is for `first`")
     found = first_answers(given.suite, given.limit) if given.part == "first" else PARTS[given.part](given.suite)
     print(json.dumps(found))
 

@@ -32,7 +32,7 @@ from scripts.acceptance import STEPS, TARGET, Command, Step
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "acceptance"
 
-# What a result depends on: code, kernels, prompts, and the page of the server.
+# What a result depends on: code, kernels, suites, and the page of the server.
 SUFFIXES = (".py", ".toml", ".jsonl", ".sh", ".c", ".h", ".html", ".txt")
 # The step of the coding agents reads its settings there.
 AGENTS = ROOT / "docs" / "guide" / "agents.md"

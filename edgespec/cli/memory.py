@@ -151,7 +151,7 @@ def learn(
     if forget and not paths:
         raise InvalidRequestError("--forget needs a path", hint="`edgespec memory learn --forget PATH`")
     chosen, user_home = resolve_profile(profile, target=target), home()
-    download = bool(paths) and not forget and not state.offline  # without a model, nothing was learned for it
+    download = bool(paths) and not forget and not state.offline  # a model is here if something was learned for it
     with state.progress() as progress:
         located = Locator(store=Store(user_home), download=download, job=progress.job).locate(chosen.target)
         learner = TextLearner(user_home, located)

@@ -13,11 +13,11 @@ from edgespec.runtimes.llama.library import load
 
 def require_for(to: str, quant: str) -> None:
     """Raise RuntimeUnavailableError for a missing package that an export to ``to`` as ``quant`` needs."""
+    if to == "gguf" and quant != KEEP:
+        load()  # its extra has the package gguf too
     require("gguf")
     if to == "onnx":
         require("onnx", "exporting to ONNX")
-    elif quant != KEEP:
-        load()
 
 
 def require(name: str, purpose: str = "exporting") -> Any:

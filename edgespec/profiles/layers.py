@@ -6,6 +6,7 @@ layer is checked separately, so that an error names the source of the value.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -213,7 +214,9 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
         if key == INHERITS:
             inherits = str(_checked(_INHERITS, value, f"{origin}: {key}"))
             if folder is not None and is_path(inherits):
-                inherits = str((folder / expanded(inherits)).absolute())
+                inherits = os.path.abspath(
+                    folder / expanded(inherits)
+                )  # one name for a file that inherits from itself
         elif key in _IN_A_FILE:
             values[key] = _checked(_IN_A_FILE[key], value, f"{origin}: {key}")
             if key in _MODEL_KEYS and folder is not None:
@@ -306,10 +309,10 @@ def _anchored(model: str, folder: Path) -> str:
     """Make a relative model path absolute. Names and what is on the hub stay unchanged."""
     has_scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", model)  # two letters at least: C: is a drive
     is_file = model.lower().endswith(".gguf")
-    is_path = is_file or "/" in model or "\\" in model
+    has_slash = "/" in model or "\\" in model
     is_address = _ON_THE_HUB.fullmatch(model) and not is_file
     is_hub = is_address and not is_folder(folder / model.partition("/")[0])
-    if has_scheme or is_hub or not is_path:
+    if has_scheme or is_hub or not (is_file or has_slash):
         return model
     path = expanded(model)
     return str(path if path.is_absolute() else (folder / path).absolute())

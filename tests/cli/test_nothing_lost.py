@@ -178,3 +178,4 @@ def test_a_models_file_is_kept_by_its_whole_path(tmp_path: Path, monkeypatch: py
     assert name_of("m.gguf") == str(tmp_path / "m.gguf")
     (tmp_path / "qwen2.5-coder-1.5b").mkdir()
     assert name_of("qwen2.5-coder-1.5b") == "qwen2.5-coder-1.5b", "as the chat itself found it"
+    assert name_of("ollama:llama3.2:3b") == "ollama:llama3.2:3b"

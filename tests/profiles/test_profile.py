@@ -441,6 +441,9 @@ def test_profiles_that_inherit_in_a_circle_are_an_error(load: Load, user: Path) 
     (user / "profiles" / "a.toml").write_text('inherits = "b"\n')
     (user / "profiles" / "b.toml").write_text('inherits = "a"\n')
     assert failure(load, "a").message == "profile a inherits from itself: a -> b -> a"
+    (user / "profiles" / "c.toml").write_text('inherits = "../profiles/c.toml"\n')
+    own = str(user / "profiles" / "c.toml")
+    assert failure(load, own).message == f"profile {own} inherits from itself: {own} -> {own}"
 
 
 def test_a_profile_key_that_is_not_a_table_is_an_error(load: Load, project: Path) -> None:

@@ -316,7 +316,10 @@ class Commands:
         if not talk.answered:
             note("no answer yet")
             return
-        note(copy(talk.begun or talk.session.messages[-1]["content"]), dim=True)
+        whole, last = talk.session.messages[-1]["content"], talk.last
+        # The end of an answer that was continued, or loaded, is not all of it.
+        answer = last.content if last is not None and last.text == whole else talk.begun
+        note(copy(answer or whole), dim=True)
 
 
 def copy(text: str) -> str:

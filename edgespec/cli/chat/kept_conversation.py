@@ -11,6 +11,7 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.atomic import replacing
 from edgespec.files.checked import parse_object
+from edgespec.files.disk import is_file, is_folder
 from edgespec.files.home import Home
 from edgespec.store.catalogue import catalogue
 from edgespec.store.references import LocalPath, parse_reference
@@ -71,8 +72,9 @@ def _parsed(value: Any) -> KeptConversation:
 
 def name_of(target: str) -> str:
     """A model's name that means the same in every folder."""
-    with contextlib.suppress(EdgespecError):
+    with contextlib.suppress(EdgespecError, OSError):
         reference = parse_reference(target, catalogue().keys())
-        if isinstance(reference, LocalPath):
+        # A name of another kind, as ollama:NAME, is read as a path that does not exist.
+        if isinstance(reference, LocalPath) and (is_file(reference.path) or is_folder(reference.path)):
             return str(reference.path.absolute())
     return target

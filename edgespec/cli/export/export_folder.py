@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import default_threads
@@ -15,6 +15,9 @@ from edgespec.errors import InvalidRequestError
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.home import home
 from edgespec.files.progress import Job
+
+if TYPE_CHECKING:
+    from edgespec.export.perplexity import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +58,6 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
                 hint="leave out --python",
             )
         return False
-    from edgespec.export.perplexity import Cost
-
-    reason = "no runtime reads a Hugging Face folder; export it with --quant keep first, then the result"
     with state.progress() as progress:
         write = _write_onnx if request.to == "onnx" else _write_gguf
         manifest = write(source, request, progress.job)
@@ -67,9 +67,16 @@ def export_if_folder(model: str, request: FolderRequest, state: State, *, as_jso
         bytes_before=None,
         manifest=manifest,
         trimming=None,
-        cost=None if request.quant == KEEP else Cost(rounded=(), measured=None, reason=reason),
+        cost=None if request.quant in (KEEP, "f32") else _not_measured(),
     ).tell(state, as_json=as_json)
     return True
+
+
+def _not_measured() -> Cost:
+    from edgespec.export.perplexity import Cost
+
+    reason = "no runtime reads a Hugging Face folder; export it with --to gguf first, then the result"
+    return Cost(rounded=(), measured=None, reason=reason)
 
 
 def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
