@@ -198,7 +198,8 @@ def measure_target(
     reached = 0  # comparing widths moves back and forth; progress does not
     tokens = list(itertools.islice(itertools.cycle(text), end)) or probe_tokens(end, model.facts.vocabulary_size)
     with closing(model.open(max(end + widest, length))) as sequence:
-        if by_construction and isinstance(sequence, SavableSequence) and far > starts[-1]:
+        filled = sequence if isinstance(sequence, SavableSequence) and by_construction and far > starts[-1] else None
+        if filled is not None:
             timed = [*(timed if scope.every_context else timed[:1]), far]
         prober = WidthProber(sequence, tokens, complete=scope.complete)
         counting = sequence if model.facts.mixture is not None and isinstance(sequence, MixtureSequence) else None
@@ -215,8 +216,8 @@ def measure_target(
                 yield reached / end
             if start in timed:
                 rows.append((yield from time_widths(start, reached / end)))
-        if far in timed and isinstance(sequence, SavableSequence):
-            _fill(sequence, far)
+        if filled is not None:
+            _fill(filled, far)
             rows.append((yield from time_widths(far, 0.9)))
         prompt_s = yield from _time_prompt(sequence, tokens, clock)
     experts, expert_s = _expert_times(rows, widths) if counting is not None else ((), 0.0)

@@ -129,7 +129,9 @@ def test_no_measurement_reads_more_than_8192_tokens() -> None:
     assert probe.covers(32_768), "longer texts are decoded plainly"
 
 
-@pytest.mark.parametrize(("context_length", "last"), [(32_768, 8160), (4096, 4064), (300, 268), (120, 96)])
+@pytest.mark.parametrize(
+    ("context_length", "last"), [(32_768, 8160), (4096, 4064), (300, 268), (282, 250), (128, 96), (120, 96)]
+)
 def test_the_kernels_are_timed_in_a_long_context_that_is_not_read(
     tmp_path: Path, context_length: int, last: int
 ) -> None:
