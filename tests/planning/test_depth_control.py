@@ -135,6 +135,12 @@ def test_answer_lengths_are_known_after_a_few_answers_and_cut_by_the_budget() ->
     assert lengths.longer_than(0, None) == [20] * 32
 
 
+def test_a_short_answers_savings_count_as_little_as_its_tokens() -> None:
+    known = Experience()
+    known.learn(2.6, 4, 1)
+    assert known.gain(0.4) == pytest.approx((2.6 / 6 + 2 * PAYS * 0.4) / (4 / 6 + 2))
+
+
 def test_experience_follows_recent_answers_and_fades_without_trials() -> None:
     known = Experience()
     assert known.gain(0.4) == pytest.approx(PAYS * 0.4)

@@ -186,6 +186,19 @@ def test_the_drafting_model_is_off_while_it_would_delay_others_and_returns_after
     assert answer.allow("model", 2).depth > 0
 
 
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_machines_pace_changes_nothing_about_what_drafting_saves_among_others(factor: float) -> None:
+    def usual(factor: float) -> float:
+        answer = begun(control(), first_s=factor * NATIVE.forward_s(1, 100))
+        for _ in range(20):
+            seconds = factor * NATIVE.forward_s(2, answer._context)
+            answer.record(replace(round_of(), verify_s=seconds, round_s=seconds, company=Company(answers=1, rows=1)))
+        return answer._usual(0)
+
+    assert usual(factor) == pytest.approx(usual(1.0), rel=0.02)
+    assert usual(1.0) > 0.05
+
+
 def test_free_guesses_are_fewer_while_others_share_the_steps() -> None:
     alone, loaded = begun(control()), begun(control())
     for _ in range(20):

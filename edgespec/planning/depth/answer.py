@@ -309,8 +309,12 @@ class AnswerDepth:
         rate = self._rate
         if rate is None:
             rate = max(GOOD_RATE, self._known(self._control.model).overall)
-        loaded = (self._now, self._load.others) if self._load.others else ()
-        speedup = self._control.speedup(rate * worth_of(skipped, self._context), *loaded)
+        rate *= worth_of(skipped, self._context)
+        if others := self._load.others:
+            calibrated_s = [seconds / self._times.factor for seconds in self._now]  # as the drafter's cost
+            speedup = self._control.speedup(rate, calibrated_s, others, self._context)
+        else:
+            speedup = self._control.speedup(rate)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
 
     def _repays_all(self, cost: DraftCost, unread: int) -> bool:

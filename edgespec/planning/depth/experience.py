@@ -110,4 +110,4 @@ class Experience:
         weight = min(1.0, rounds / _ENOUGH_ROUNDS)
         self.answers = decay * self.answers + weight
         self.tokens = decay * self.tokens + weight * max(1, tokens)
-        self.saved = decay * self.saved + max(0.0, saved)
+        self.saved = decay * self.saved + weight * max(0.0, saved)

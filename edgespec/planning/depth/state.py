@@ -76,12 +76,15 @@ class DepthState:
             best = self._speedup(1.0, self.pipelined, faster=1.0 if costs.checked else _DOUBTED)
             self.hopeless = best <= DRAFT_MARGIN
 
-    def speedup(self, rate: float, forward_s: Sequence[float] = (), others: float = 0.0) -> float:
+    def speedup(
+        self, rate: float, forward_s: Sequence[float] = (), others: float = 0.0, context_length: int = 0
+    ) -> float:
         """Speed-up over plain if each token of the drafting model is accepted with probability ``rate``.
 
-        ``forward_s``: T(1), T(2), ... if not as calibrated. Drafting delays ``others`` more answers.
+        ``forward_s``: T(1), T(2), ... at the pace of calibration after that context, if not as calibrated. Drafting
+        delays ``others`` more answers.
         """
-        return self._speedup(rate, self.pipelined, forward_s, others)
+        return self._speedup(rate, self.pipelined, forward_s, others, context_length)
 
     def serial_speedup(self, rate: float) -> float:
         """The same in the serial mode, whatever the plan's mode."""
@@ -93,6 +96,7 @@ class DepthState:
         both: Contention | None,
         forward_s: Sequence[float] = (),
         others: float = 0.0,
+        context_length: int = 0,
         faster: float = 1.0,
     ) -> float:
         model, cap = self.costs.model_cost, self.depth_cap
@@ -102,7 +106,8 @@ class DepthState:
         if forward_s:
             curve = Curve(widths=tuple(range(1, len(forward_s) + 1)), forward_s=tuple(forward_s))
         slow = statistics.median(self._slow) if self._slow else 1.0
-        return pair_speedup(curve, model.scaled(slow * (1.0 + others) / faster), rate, cap, both)
+        model = model.at(context_length).scaled(slow * (1.0 + others) / faster)
+        return pair_speedup(curve, model, rate, cap, both)
 
     @property
     def plain_tokens_per_s(self) -> float | None:
