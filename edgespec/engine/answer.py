@@ -117,6 +117,7 @@ class AnswerTask:
         parts: AnswerParts,
         notices: Sequence[str],
         started: float,
+        neighbours: Neighbours,
         grow: Callable[[int], None],
     ) -> None:
         self.turn, self.ends, self.bound = turn, ends, bound
@@ -139,7 +140,7 @@ class AnswerTask:
         self.decoded: Future[None] | None = None
         self.ending = False
         self.ended: Future[Done] | None = None
-        self.neighbours = Neighbours()  # while it is decoded
+        self.neighbours = neighbours  # while it is decoded
         self.stats = DecodeStats(prompt_tokens=turn.prompt_tokens)
         self.finish_reason: FinishReason = "cancelled"
         self.said = Said()

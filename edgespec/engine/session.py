@@ -20,7 +20,7 @@ from edgespec.drafters.combination import Combination, CombinationState
 from edgespec.engine.answer import AnswerTask, Generation
 from edgespec.engine.events import Done
 from edgespec.engine.functions import MOST_ROUNDS, Function, OnEvent, ToolRounds, tools_of
-from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
+from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation, neighbours_of
 from edgespec.engine.pair.why_no_drafts import why_no_drafts
 from edgespec.engine.request_checks import (
     busy,
@@ -409,8 +409,8 @@ class Session:
         logprobs: int | None,
         started: float,
     ) -> AnswerTask:
-        pair, speculating, history = self._pair, self._speculating, list(turn.tokens)
-        sampling = seeded(asked)
+        pair, speculating, drafts = self._pair, self._speculating, self._drafts
+        sampling, history = seeded(asked), list(turn.tokens)
         budget = None if depth == 0 or speculating.budget is None else speculating.budget()
         cap = speculating.depth_cap if depth is None else min(depth, speculating.depth_cap)
         # A pipelined chain has one more token: a window's forward also scores the next window's first token.
@@ -422,7 +422,6 @@ class Session:
             most=room if max_tokens is None else min(max_tokens, room),
             sampled=not sampling.greedy,
         )
-        drafts = self._drafts
         limits = LoopLimits(
             max_tokens=max_tokens,
             depth_cap=cap,
@@ -457,6 +456,7 @@ class Session:
                 *([] if form is None else form.warnings),
             ],
             started=started,
+            neighbours=neighbours_of(pair.measurements.drafter),
             grow=partial(pair.grow, self._room),
         )
 

@@ -15,6 +15,7 @@ import pytest
 
 from edgespec.calibration.kinds import CONTENTION
 from edgespec.engine.engine import Engine
+from edgespec.engine.pair import loaded_pair
 from edgespec.engine.pair.measurements import CONTRADICTED
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
@@ -160,12 +161,21 @@ def test_an_answer_beside_other_programs_says_nothing(
 def test_a_drafter_in_a_separate_process_does_not_count_as_another_program(
     load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
-    for isolation, counted in (("thread", False), ("process", True)):
+    """Where it runs in one, what this process's workers used is taken off; then other programs count as ever."""
+    looks, worked = iter(range(100)), iter(range(100))
+    monkeypatch.setattr(neighbours, "processor_seconds", lambda: Used(0.0, 0.5 * (now := next(looks)), now))
+    for isolation, share, busy in (("thread", 0.5, True), ("process", 0.5, False), ("process", 0.2, True)):
+        monkeypatch.setattr(loaded_pair, "worker_seconds", lambda share=share: share * next(worked))
         with load(draft_isolation=isolation) as engine:
+            drafter = engine.pair.measurements.drafter
+            assert drafter is not None
+            with (around := loaded_pair.neighbours_of(drafter)):
+                pass
+            assert around.busy is busy
             measure(engine, FORWARD_S, DRAFT_S)
+            monkeypatch.setattr(AnswerDepth, "outcome", lambda _self: LOST)
             engine.pair.answered(engine.pair.policy.answer(prompt_tokens=9), beside_others=True)
-            assert (engine.pair.measurements.answered != Answered()) is counted
+            assert engine.pair.measurements.answered == Answered()
 
 
 def test_an_answer_that_ends_while_the_pair_changes_does_not_wait(

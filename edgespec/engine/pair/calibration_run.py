@@ -22,10 +22,10 @@ from edgespec.calibration.timing import (
     measure_target,
     sample_text,
 )
-from edgespec.engine.pair.loaded_pair import LoadedPair
+from edgespec.engine.pair.loaded_pair import LoadedPair, neighbours_of
 from edgespec.errors import ClosedError, EdgespecError, RewindError, WorkerLostError
 from edgespec.files.progress import Loading
-from edgespec.hardware.neighbours import BUSY_SHARE, Neighbours, worker_seconds
+from edgespec.hardware.neighbours import BUSY_SHARE
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.placement.candidates import Placement
@@ -135,8 +135,7 @@ class BackgroundCalibration:
 
         A ``drafter`` in a separate process does not count as another program.
         """
-        apart = drafter is not None and "process" in drafter.settings
-        neighbours, answering = Neighbours(workers=worker_seconds) if apart else Neighbours(), False
+        neighbours, answering = neighbours_of(drafter), False
         try:
             with closing(steps):
                 while True:

@@ -34,6 +34,7 @@ from edgespec.files.home import Home
 from edgespec.files.model_file import KeptSettings, LocatedModel
 from edgespec.files.progress import Loading, LoadProgress
 from edgespec.hardware.machine import Machine, power_source
+from edgespec.hardware.neighbours import Neighbours, worker_seconds
 from edgespec.interfaces.drafting import Drafter
 from edgespec.interfaces.model import Model, ModelFacts
 from edgespec.interfaces.policy import AnswerPolicy, DepthPolicy
@@ -385,11 +386,11 @@ class LoadedPair:
     def answered(self, depth: AnswerPolicy, *, beside_others: bool) -> None:
         """Hold a measured plan to what an ended answer got, and plan again if answers agree that it does not hold.
 
-        An answer ``beside_others``, which other programs slowed, tells nothing; a drafter in a separate process would
-        count as one. Nor does an answer that ends while another thread changes the pair, since it must not wait.
+        An answer ``beside_others``, which other programs slowed, tells nothing. Nor does an answer that ends while
+        another thread changes the pair, since it must not wait.
         """
         outcome = depth.outcome() if isinstance(depth, AnswerDepth) else None
-        if outcome is None or (beside_others and not self._drafts_apart) or not self.lock.acquire(blocking=False):
+        if outcome is None or beside_others or not self.lock.acquire(blocking=False):
             return
         try:
             if self.closed or self.ranking is None or not self.ranking.best.target.measured:
@@ -404,12 +405,6 @@ class LoadedPair:
                 self.replan()
         finally:
             self.lock.release()
-
-    @property
-    def _drafts_apart(self) -> bool:
-        """Whether the drafting model runs in a separate process."""
-        drafter = self.measurements.drafter
-        return drafter is not None and "process" in drafter.settings
 
     def take_notices(self) -> tuple[str, ...]:
         """The pending notices for the reader of an answer. Each notice is returned once."""
@@ -546,3 +541,9 @@ def _begin(reference: Callable[[], Answers | None], reading: Callable[[], Reader
     owner, reader = reference(), reading()
     if owner is not None and reader is not None and not owner.answering:
         reader.read_ahead()
+
+
+def neighbours_of(drafter: ModelFacts | None) -> Neighbours:
+    """Adds up what other programs use: a drafter in a separate process is not one of them."""
+    apart = drafter is not None and "process" in drafter.settings
+    return Neighbours(workers=worker_seconds) if apart else Neighbours()
