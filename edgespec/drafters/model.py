@@ -250,7 +250,7 @@ class ModelDraftState(DraftState):
         return cache
 
     def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
-        self._full = None
+        self._full, started = None, time.perf_counter()
         try:
             lag = self._align(cache, context)
             if not lag:  # nothing to be read yet
@@ -258,7 +258,6 @@ class ModelDraftState(DraftState):
             depth = min(depth, cache.sequence.context_length - (len(context) - cache.start) + 1)
             if depth < 1:
                 return NOTHING
-            started = time.perf_counter()
             self._choose_head(cache.sequence, context)
             hindsight = min(context.hindsight, len(lag) - 1)
             if self._index is not None:
@@ -277,7 +276,7 @@ class ModelDraftState(DraftState):
             return replace(chain, sync_s=sync_s, hindsight=hits)
         except ContextFullError:  # a text may take more of a translated drafter's tokens than of the target's
             self._full = f"the text is longer than the context of {self._model.facts.name}"
-            return NOTHING
+            return Proposal(drafted_by=self._kind, sync_s=time.perf_counter() - started)
         finally:
             del cache.known[cache.sequence.length :]
 

@@ -129,8 +129,11 @@ def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
             events, done = read_all(session.generate("hello world", max_tokens=60))
             assert session.speculation_off == "the text is longer than the context of byte pairs"
         assert done.token_ids == plain
-        last = [event for event in events if isinstance(event, Round)][-1]
-        assert (last.record.depth, bool(full)) == (0, True)
+        rounds = [event.record for event in events if isinstance(event, Round)]
+        assert (rounds[-1].depth, bool(full)) == (0, True)
+        vain = [each for each in rounds if each.source == "model" and not each.depth]
+        assert len(vain) == len(full)
+        assert all(each.sync_s > 0 for each in vain), "what it read in vain is counted"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
