@@ -90,7 +90,7 @@ class ModelPool:
 
     def _used(self, allowed_bytes: int) -> MemoryUse:
         with self._lock:
-            drafters = [own for model, own in self._drafting.values() if model.begun]
+            drafters = [own for model, own in self._drafting.values() if model.begun and not model.refused]
             timed = [own for model, own in self._timed.items() if model.begun and not model.closed]
             compared = dict(self._compared)
         return MemoryUse(
@@ -134,7 +134,8 @@ class ModelPool:
             if self._closed or drafter is None:
                 raise ClosedError("this engine is closed")
             identity = drafter.file.identity
-            if identity not in self._drafting:
+            known = self._drafting.get(identity)
+            if known is None or known[0].refused:  # later sessions try again
                 # Weak, so that the models do not keep an unused pool alive.
                 check = partial(_check_memory, weakref.ref(self), drafter)
                 self._drafting[identity] = drafter.in_background(self._worker, check, self._lent), drafter
@@ -213,7 +214,8 @@ class ModelPool:
         return self._to_time(place, drafter)
 
     def _to_time(self, place: Placement, model: PreparedModel) -> BackgroundModel:
-        require_memory(place.name, model.memory, self.memory.left_bytes)
+        used = self.memory
+        require_memory(place.name, model.memory, used.left_bytes - self._expected_bytes(used))
         timed = model.in_background(self._worker)
         with self._lock:
             self._timed[timed] = model

@@ -92,7 +92,7 @@ class BackgroundModel:
         self._model: Model | None = None
         self._lost: list[Model] = []
         self._restarts_left = self._restarts = restarts
-        self._begun = False
+        self._begun = self._refused = False
         self._began_at = 0.0
         self._load_s: float | None = None
         self._loading_words = f"{facts.name} is still loading{where}"
@@ -116,6 +116,11 @@ class BackgroundModel:
     def closed(self) -> bool:
         """Whether the model was closed."""
         return self._closed
+
+    @property
+    def refused(self) -> bool:
+        """Whether memory had no room when the load was to begin, which may pass."""
+        return self._refused
 
     @property
     def load_s(self) -> float | None:
@@ -249,6 +254,7 @@ class BackgroundModel:
         except Exception as error:
             own = error if isinstance(error, EdgespecError) else None
             with self._changed:
+                self._refused = isinstance(error, MemoryLimitError) and under_way.starting is None
                 return self._failed(own or RuntimeUnavailableError(f"{self._facts.name} cannot be loaded: {error}"))
         finally:
             under_way.starting = None

@@ -113,6 +113,18 @@ def test_a_drafter_is_refused_if_open_sessions_took_its_memory(tiny: TinyModels)
             load_drafter(engine)
 
 
+def test_a_drafter_that_memory_had_no_room_for_is_tried_again_for_later_sessions(tiny: TinyModels) -> None:
+    with tiny.load(lookup=False, native_sidecar=False) as engine:
+        pool, left_bytes = engine.pair.pool, engine.pair.pool.left_bytes
+        pool.left_bytes = 0
+        with pytest.raises(MemoryLimitError, match="drafter needs about"):
+            load_drafter(engine)
+        assert engine.memory["drafters"] == {}
+        pool.left_bytes = left_bytes
+        load_drafter(engine)
+        assert engine.memory["drafters"] != {}
+
+
 def test_models_to_compare_and_to_time_are_counted(engine: Engine) -> None:
     pool, before = engine.pair.pool, engine.memory
     engine.pair.load_comparable([pool.target])
