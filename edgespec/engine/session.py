@@ -417,11 +417,9 @@ class Session:
         policy = speculating.policy if depth is None else FixedDepth(cap + (budget is not None))
         plain = isinstance(policy, FixedDepth) and policy.depth == 0
         room = self._target.context_length - len(turn.tokens)
-        own = policy.answer(
-            prompt_tokens=len(turn.tokens),
-            most=room if max_tokens is None else min(max_tokens, room),
-            sampled=not sampling.greedy,
-        )
+        most, sampled = room if max_tokens is None else min(max_tokens, room), not sampling.greedy
+        tells = sampling.rule == "keyed" or not sampled  # under the rejection rule a drafter draws its own noise
+        own = policy.answer(prompt_tokens=len(turn.tokens), most=most, sampled=sampled, hindsight=tells)
         limits = LoopLimits(
             max_tokens=max_tokens,
             depth_cap=cap,

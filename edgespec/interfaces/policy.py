@@ -129,8 +129,13 @@ class AnswerPolicy(Protocol):
 class DepthPolicy(Protocol):
     """What the answers of one engine share; ``answer`` returns the policy of a new answer. Thread-safe."""
 
-    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
-        """For an answer of at most ``most`` tokens (None: no limit); ``sampled``: its tokens are drawn at random."""
+    def answer(
+        self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False, hindsight: bool = True
+    ) -> AnswerPolicy:
+        """For an answer of at most ``most`` tokens (None: no limit); ``sampled``: its tokens are drawn at random.
+
+        ``hindsight``: which tokens of the text a source would have guessed tells how often it is accepted.
+        """
 
     @property
     def plain_tokens_per_s(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edgespec.decoding.sampling import Sampling
@@ -114,6 +116,24 @@ def test_lookup_and_model_drafter_together_keep_the_text(tiny: TinyModels) -> No
         for depth in (3, None):
             with engine.session() as session:
                 assert answer(session.generate(prompt, max_tokens=150, depth=depth)).token_ids == expected
+
+
+def test_only_a_drafter_that_shares_the_targets_noise_is_judged_in_hindsight(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, told = type(engine.pair.policy), []
+    answers = kind.answer
+
+    def answer_of(policy: Any, **asked: Any) -> Any:
+        told.append(asked.get("hindsight"))
+        return answers(policy, **asked)
+
+    monkeypatch.setattr(kind, "answer", answer_of)
+    with engine.session() as session:
+        for temperature, rule in ((0.0, "keyed"), (0.8, "keyed"), (0.0, "rejection"), (0.8, "rejection")):
+            sampling = Sampling(temperature=temperature, rule=rule)  # type: ignore[arg-type]
+            answer(session.generate("hello", max_tokens=2, sampling=sampling))
+    assert [each for each in told if each is not None] == [True, True, True, False]
 
 
 def test_the_rejection_rule_gives_max_tokens_and_is_repeatable_with_a_seed(engine: Engine) -> None:

@@ -238,6 +238,16 @@ def looked(own: DepthControl, hits: list[bool]) -> AnswerDepth:
     return answer
 
 
+def test_where_the_drafter_draws_its_own_noise_nothing_is_guessed_in_hindsight() -> None:
+    answers = [disappointed().answer(prompt_tokens=300, hindsight=False) for _ in range(2)]
+    for answer, tokens in zip(answers, (300, 2), strict=True):
+        answer.began(NATIVE.prompt_s(300), STEP_S)
+        for _ in range(100):
+            allowance = answer.allow("model", tokens)
+            assert (allowance.window == LOOK, allowance.hindsight) == (False, 0)
+            answer.record(round_of(context=300))
+
+
 def test_after_failures_the_drafter_reads_a_few_tokens_to_test_its_guesses() -> None:
     known = looked(disappointed(), [True] * 10 + [False] * 4)
     allowance = known.allow("model", 1, 295)

@@ -79,12 +79,19 @@ class AnswerDepth:
     """Decides the depth of each round of one answer."""
 
     def __init__(
-        self, control: DepthState, times: LiveTimes, experience: Experience, prompt_tokens: int, most: int | None
+        self,
+        control: DepthState,
+        times: LiveTimes,
+        experience: Experience,
+        prompt_tokens: int,
+        most: int | None,
+        hindsight: bool,
     ) -> None:
         self._control, self._times, self._experience = control, times, experience
         self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most
         self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
+        self._hindsight = HINDSIGHT if hindsight else 0  # tokens guessed in hindsight
         self._guessed: tuple[bool, ...] = ()
         self._seen_gain = 0.0  # saved share of each token, from the hindsight guesses
         self._skipped = 0  # tokens of the text that the drafter had not read then
@@ -177,7 +184,7 @@ class AnswerDepth:
             return OFF
         if not self._timed:
             depth = 1  # the drafter's current speed is unknown
-        hindsight = 0 if self._timed else min(HINDSIGHT, self._done)
+        hindsight = 0 if self._timed else min(self._hindsight, self._done)
         patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
         rates = self._known(source).by_position(depth)
         chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
@@ -271,7 +278,7 @@ class AnswerDepth:
         A few, or all that it lacks where it has read more than that: a few alone would drop what it has read.
         """
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
-        if rests or self._rate is not None or self._pipelined or lag <= LOOK:
+        if rests or self._rate is not None or self._pipelined or lag <= LOOK or not self._hindsight:
             return None
         read = lag if self._context - lag - unread >= lag else LOOK
         if self._pauses(read * cost.lag_token_s):

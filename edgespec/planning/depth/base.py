@@ -54,7 +54,9 @@ class FixedDepth:
         self.depth = depth
         self._why, self._plain, self._gate = why, plain or PlainTimes(), gate
 
-    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
+    def answer(
+        self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False, hindsight: bool = True
+    ) -> AnswerPolicy:
         return self
 
     def allow(self, source: str, lag: int = 0, unread: int = 0) -> Allowance:

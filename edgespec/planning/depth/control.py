@@ -13,7 +13,9 @@ from edgespec.planning.depth.state import DepthState, Priors
 class DepthControl(DepthState):
     """Decides with what is known. ``AnswerDepth`` decides for one answer, round by round."""
 
-    def answer(self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False) -> AnswerPolicy:
+    def answer(
+        self, *, prompt_tokens: int, most: int | None = None, sampled: bool = False, hindsight: bool = True
+    ) -> AnswerPolicy:
         with self.lock:
             if self.times is None:
                 return FixedDepth(0, NOT_CALIBRATED, self.plain)
@@ -21,7 +23,7 @@ class DepthControl(DepthState):
                 return FixedDepth(0, None, self.plain)
             for source in {*self.costs.drafts, *self.modes[sampled].sources}:
                 self.modes[sampled].acceptance(source, self._priors, sampled=sampled)
-            return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most)
+            return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most, hindsight)
 
 
 def make_policy(
