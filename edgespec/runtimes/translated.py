@@ -21,7 +21,7 @@ import numpy as np
 from edgespec.errors import InvalidRequestError, NoneAllowedError
 from edgespec.files.token_map import TokenMap
 from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest
-from edgespec.interfaces.model import LoadsInBackground, Model, ModelFacts, Sequence
+from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, ModelFacts, Sequence
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, TrimmedRows
@@ -62,7 +62,7 @@ class TranslatedModel:
 
 
 class TranslatedSequence:
-    """Implements Sequence around one of another vocabulary. ``length`` counts the target's tokens.
+    """Implements FrequentHeadSequence around one of another vocabulary. ``length`` counts the target's tokens.
 
     ``context_length`` is the drafter's: a text that takes more of its tokens raises ContextFullError earlier.
     """
@@ -82,11 +82,9 @@ class TranslatedSequence:
         return self._sequence.context_length
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
-        size = self._tokens.vocabulary_size
         if not 0 <= rows <= len(tokens):
             raise InvalidRequestError(f"cannot score {rows} rows of {len(tokens)} tokens")
-        if any(not 0 <= token < size for token in tokens):
-            raise InvalidRequestError(f"token ids must be in 0..{size - 1}")
+        self._check_ids(tokens)
         start = self.length
         try:
             return TranslatedRows(self._scored(tokens, rows), self._columns)
@@ -95,6 +93,25 @@ class TranslatedSequence:
             if self.length > start:
                 self.rewind(start)
             raise
+
+    def _check_ids(self, tokens: abc.Collection[int]) -> None:
+        size = self._tokens.vocabulary_size
+        if any(not 0 <= token < size for token in tokens):
+            raise InvalidRequestError(f"token ids must be in 0..{size - 1}")
+
+    @property
+    def frequent_ids(self) -> abc.Set[int] | None:
+        ids = self._sequence.frequent_ids if isinstance(self._sequence, FrequentHeadSequence) else None
+        return None if ids is None else _Spelled(self._tokens, ids)
+
+    def score_all(self) -> None:
+        if isinstance(self._sequence, FrequentHeadSequence):
+            self._sequence.score_all()
+
+    def score_frequent(self, also: abc.Collection[int] = ()) -> None:
+        self._check_ids(also)
+        if isinstance(self._sequence, FrequentHeadSequence):
+            self._sequence.score_frequent({piece for token in also for piece in self._tokens.spelled(token)})
 
     def _scored(self, tokens: abc.Sequence[int], rows: int) -> list[tuple[Rows, int]]:
         """Feed ``tokens``; where each of the last ``rows`` is scored: the rows of a forward, and the index."""
@@ -145,6 +162,22 @@ class TranslatedSequence:
 
     def close(self) -> None:
         self._sequence.close()
+
+
+class _Spelled(abc.Set[int]):
+    """The target's tokens that are spelled with the drafter's tokens ``ids`` alone."""
+
+    def __init__(self, tokens: TokenMap, ids: abc.Set[int]) -> None:
+        self._tokens, self._ids = tokens, ids
+
+    def __contains__(self, token: object) -> bool:
+        return isinstance(token, int) and all(piece in self._ids for piece in self._tokens.spelled(token))
+
+    def __iter__(self) -> abc.Iterator[int]:
+        return (token for token in range(self._tokens.vocabulary_size) if token in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class _Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -15,10 +16,13 @@ from edgespec.drafters.head_coverage import (
 )
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import MemoryLimitError
+from edgespec.files.token_map import TokenMap
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import DraftRequest, DraftState
+from edgespec.interfaces.model import Model
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.translated import TranslatedModel
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -35,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeModel]:
         yield model
 
 
-def start(model: NativeModel) -> DraftState:
+def start(model: Model) -> DraftState:
     size = model.facts.vocabulary_size
     request = DraftRequest(chooser=Chooser(Sampling()), vocabulary_size=size, context_length=400)
     return ModelDrafter(lambda: model).start(request)
@@ -72,6 +76,21 @@ def test_a_short_head_becomes_whole_while_the_text_needs_other_tokens(model: Nat
             context = Context(tokens)
             assert state.propose(context, 3).tokens == written(model, context, few), len(tokens)
         state.close()
+
+
+def test_the_short_head_of_a_drafter_with_another_vocabulary_becomes_whole_too(model: NativeModel) -> None:
+    last = model.facts.vocabulary_size - 1
+    turned = np.arange(last, -1, -1)  # the drafter's token for each of the target's, and back
+    numbers = {"starts": np.arange(last + 2, dtype=np.int32), "pieces": turned, "firsts": turned}
+    tokens = TokenMap(tokens=np.arange(last + 1), rows=turned, coverage=1.0, **numbers)  # type: ignore[arg-type]
+    with model.with_head_rows(KEPT) as short:
+        for missed, few in ((ESCAPE_MISSED - 1, True), (ESCAPE_MISSED, False)):
+            state, own = start(TranslatedModel(short, tokens)), text(missed)
+            context = Context([last - token for token in own.tokens])
+            assert state.propose(context, 3).tokens == tuple(last - token for token in written(model, own, few))
+            state.close()
+        with closing(TranslatedModel(short, tokens).open(8)) as sequence:
+            assert sequence.frequent_ids == {last - token for token in KEPT.tolist()}
 
 
 def test_switching_the_head_reads_no_token_again(model: NativeModel) -> None:

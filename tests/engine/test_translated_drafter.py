@@ -131,9 +131,9 @@ def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
         assert done.token_ids == plain
         rounds = [event.record for event in events if isinstance(event, Round)]
         assert (rounds[-1].depth, bool(full)) == (0, True)
-        vain = [each for each in rounds if each.source == "model" and not each.depth]
-        assert len(vain) == len(full)
-        assert all(each.sync_s > 0 for each in vain), "what it read in vain is counted"
+        lost = [each for each in rounds if each.source == "model" and not each.depth]
+        assert len(lost) == len(full)
+        assert all(each.sync_s > 0 for each in lost), "what it read for nothing is counted"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
