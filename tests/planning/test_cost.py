@@ -228,19 +228,6 @@ def test_without_acceptance_the_drafting_speedup_is_0() -> None:
     assert drafting_speedup(FLAT, FREE, ()) == 0.0
 
 
-def test_rounds_without_a_proposal_cost_a_draft_forward_for_one_token() -> None:
-    # Plain 0.1 s, a forward of the drafter 0.02 s. Proposal: 1.8 tokens in 0.12 s; no proposal: 1 token in 0.12 s.
-    cost = DraftCost(token_s=0.02)
-    assert drafting_speedup(FLAT, cost, (0.8,), 0.25) == pytest.approx((0.25 * 1.8 + 0.75) * 0.1 / 0.12)
-    assert drafting_speedup(FLAT, cost, (0.8,), 0.0) == pytest.approx(0.1 / 0.12)
-
-
-def test_by_default_every_round_has_a_proposal() -> None:
-    cost = DraftCost(token_s=0.02)
-    assert drafting_speedup(FLAT, cost, (0.8, 0.7)) == drafting_speedup(FLAT, cost, (0.8, 0.7), 1.0)
-    assert drafting_speedup(FLAT, cost, (0.8, 0.7)) > drafting_speedup(FLAT, cost, (0.8, 0.7), 0.9)
-
-
 # ------------------------------------------------------------------------------------------- windows of a pipeline
 
 

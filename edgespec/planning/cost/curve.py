@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 # Float sums differ in their last digits: a token late by this share of its time is in time.
@@ -230,6 +230,17 @@ def round_seconds(curve: Curve, draft: DraftCost, depth: int, tokens: float = 1.
     return draft.usual_seconds(depth, tokens) + curve.seconds(depth + 1)
 
 
+def _rates(
+    curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int
+) -> Iterator[tuple[float, float]]:
+    """The expected tokens a round, and those a second, at the depths 1, 2, ...; nothing without an acceptance."""
+    tokens, survives = 1.0, 1.0
+    for depth in range(1, depth_cap + 1 if acceptance else 1):
+        survives *= acceptance[min(depth, len(acceptance)) - 1]
+        tokens += survives
+        yield tokens, tokens / round_seconds(curve, draft, depth, tokens)
+
+
 def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], depth_cap: int) -> DepthChoice:
     """The depth from 0 to ``depth_cap`` with the most expected tokens a second; of two equals the shallower.
 
@@ -237,13 +248,7 @@ def choose_depth(curve: Curve, draft: DraftCost, acceptance: Sequence[float], de
     """
     plain = 1.0 / curve.plain_s
     best = DepthChoice(depth=0, tokens_per_round=1.0, tokens_per_s=plain, speedup=1.0)
-    tokens, survives = 1.0, 1.0
-    for depth in range(1, depth_cap + 1):
-        if not acceptance:
-            break
-        survives *= acceptance[min(depth, len(acceptance)) - 1]
-        tokens += survives
-        rate = tokens / round_seconds(curve, draft, depth, tokens)
+    for depth, (tokens, rate) in enumerate(_rates(curve, draft, acceptance, depth_cap), start=1):
         if rate > best.tokens_per_s:
             best = DepthChoice(depth=depth, tokens_per_round=tokens, tokens_per_s=rate, speedup=rate / plain)
     return best
@@ -254,21 +259,13 @@ def best_possible(curve: Curve, draft: DraftCost, depth_cap: int) -> DepthChoice
     return choose_depth(curve, draft, (1.0,), depth_cap)
 
 
-def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float], offered: float = 1.0) -> float:
+def drafting_speedup(curve: Curve, draft: DraftCost, acceptance: Sequence[float]) -> float:
     """The best speed-up over plain decoding at depths from 1 to the length of ``acceptance``; may be below 1.
 
     Unlike ``choose_depth``, this never falls back to depth 0. ``acceptance`` is as in ``expected_tokens``; if it is
-    empty, the speed-up is 0. The drafter proposes in the share ``offered`` of the rounds; in the rest one of its
-    forwards is wasted.
+    empty, the speed-up is 0.
     """
-    in_vain_s = (1.0 - offered) * (draft.seconds(1) + curve.plain_s)
-    tokens, survives, best = 1.0, 1.0, 0.0
-    for depth, probability in enumerate(acceptance, start=1):
-        survives *= probability
-        tokens += offered * survives
-        round_s = round_seconds(curve, draft, depth, tokens)
-        best = max(best, tokens * curve.plain_s / (in_vain_s + offered * round_s))
-    return best
+    return curve.plain_s * max((rate for _, rate in _rates(curve, draft, acceptance, len(acceptance))), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +311,15 @@ def choose_window(curve: Curve, draft: DraftCost, acceptance: Sequence[float], d
             best = choice
     assert best is not None  # a window of 0 is always tried
     return best
+
+
+def window_by_rate(forward_s: Sequence[float], acceptance: float) -> int:
+    """The window with the most expected tokens a second; ``forward_s[w]`` is the time of a forward with window w.
+
+    A window of w tokens scores w + 1 positions. Each position gives a token if all before it were accepted.
+    """
+    rates = [expected_tokens([acceptance] * window) / seconds for window, seconds in enumerate(forward_s)]
+    return rates.index(max(rates))
 
 
 def overlapped_tokens(target_s: float, draft: DraftCost, acceptance: float, most: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.curve import Curve, DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.curve import Curve, DraftCost, overlapped_tokens, window_by_rate
 
 # A pipe reaching this share of all cycles adds less than float precision shows.
 _NEVER = 1e-15
@@ -296,12 +296,9 @@ class Laps:
 
 
 def windows_by_rate(curve: Curve, acceptance: float, depth_cap: int) -> tuple[int, ...]:
-    """For 0 to ``depth_cap`` proposed tokens, the window with the most expected tokens a second.
-
-    A window of w tokens scores w + 1 positions. Each position gives a token if all before it were accepted.
-    """
-    rates = [expected_tokens([acceptance] * window) / curve.seconds(window + 1) for window in range(depth_cap + 1)]
-    return tuple(max(range(most + 1), key=rates.__getitem__) for most in range(depth_cap + 1))
+    """For 0 to ``depth_cap`` proposed tokens, the window with the most expected tokens a second."""
+    forward_s = [curve.seconds(window + 1) for window in range(depth_cap + 1)]
+    return tuple(window_by_rate(forward_s[: most + 1], acceptance) for most in range(depth_cap + 1))
 
 
 def learned_acceptance(pair: SimulatedPair) -> float:

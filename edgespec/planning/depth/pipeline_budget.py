@@ -6,7 +6,7 @@ from threading import TIMEOUT_MAX
 
 from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.costs import Costs
-from edgespec.planning.cost.curve import DraftCost, expected_tokens, overlapped_tokens
+from edgespec.planning.cost.curve import DraftCost, overlapped_tokens, window_by_rate
 from edgespec.planning.cost.live_times import LiveTimes
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 
@@ -63,16 +63,11 @@ class MeasuredBudget:
         return self._accepted.now
 
     def window(self, pending: int) -> int:
-        """The window with the most expected tokens a second; all ``pending`` tokens if no times are known.
-
-        A window of w tokens scores w + 1 positions. Each position gives a token if all before it were accepted.
-        """
+        """The window with the most expected tokens a second; all ``pending`` tokens if no times are known."""
         most = min(pending, self._depth_cap)
         if self._times is None:
             return most
-        forward_s = self._times.all_now(0)
-        rates = [expected_tokens([self.acceptance] * window) / forward_s[window] for window in range(most + 1)]
-        return rates.index(max(rates))
+        return window_by_rate(self._times.all_now(0)[: most + 1], self.acceptance)
 
     def draft_tokens(self, window: int) -> int:
         """Number of tokens there is time to draft; without times, the next window and the token before it."""
