@@ -298,7 +298,7 @@ def test_the_record_in_words() -> None:
     assert after(promised).lines == (
         "the latest: 2.00 tokens a round (1.50 to 2.50, 3.00 promised), "
         "20.0 ms a token (10.0 to 30.0, 15.0 promised)",
-        "it contradicts the measured times: if the next one does too, they are not used",
+        "it contradicts the measured times: if the next does too, estimates replace them, if there are any",
     )
     assert after(outcome(mode="serial")).lines == (
         "the latest: 2.00 tokens a round (1.50 to 2.50), 20.0 ms a token (10.0 to 30.0)",

@@ -89,7 +89,7 @@ def test_two_models_in_one_memory_are_planned_serially_because_of_contention() -
 def test_without_measured_contention_the_plan_is_serial() -> None:
     assert best(costs()).mode == "serial"
     reason = said(costs())["contention_not_measured"]
-    assert reason == "serial: how much target and drafter slow each other down has not been measured"
+    assert reason == "serial: how much target and drafter slow each other down is not known"
 
 
 def test_two_models_on_one_device_run_in_parallel_only_after_answers_that_gained_by_it() -> None:

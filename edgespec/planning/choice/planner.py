@@ -244,7 +244,7 @@ def _decided(request: PlanRequest, ranking: Ranking, costs: Costs, cap: int) -> 
         why.append(
             Reason(
                 "contention_not_measured",
-                "serial: how much target and drafter slow each other down has not been measured",
+                "serial: how much target and drafter slow each other down is not known",
             )
             if costs.contention is None
             else Reason("contention", contention_words(costs.contention))

@@ -67,7 +67,9 @@ class Answered:
         """The same in words."""
         said = [] if self.latest is None else [f"the latest: {self.latest}"]
         if self.times.ahead == "estimated":
-            said.append("it contradicts the measured times: if the next one does too, they are not used")
+            said.append(
+                "it contradicts the measured times: if the next does too, estimates replace them, if there are any"
+            )
         if self.mode.ahead is not None:
             said.append(f"{self.mode.ahead} would be faster by it: if the next one agrees, the plan follows")
         return tuple(said)
