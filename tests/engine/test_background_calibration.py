@@ -10,9 +10,9 @@ import pytest
 
 import edgespec.engine.pair.calibration_run as module
 from edgespec.calibration.kinds import CONTENTION, PLAIN
-from edgespec.calibration.timing import FULL, QUICK
+from edgespec.calibration.timing import AGREEMENT_TOKENS, FULL, QUICK
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
+from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, REQUESTS, BackgroundCalibration
 from edgespec.engine.pair.measurements import MEASURED_BUSY, PairMeasurements
 from edgespec.errors import ForwardError
 from edgespec.files.home import Home
@@ -272,7 +272,8 @@ def test_missing_agreement_is_measured_if_the_drafter_could_gain(
     told: list[Loading] = []
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert labels(told) == ["measuring how often drafter agrees with target"]
-    assert "model" in engine.pair.measurements.priors
+    most = len(REQUESTS) * AGREEMENT_TOKENS
+    assert 0 < engine.pair.measurements.priors["model"].tokens <= most, "each token counts once"
     assert not engine.pair.measurements.unproven
 
 

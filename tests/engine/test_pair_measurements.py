@@ -97,17 +97,19 @@ def test_costs_come_from_the_stored_times(store: Measurements) -> None:
     [
         (True, 0.0, 0.0, (True, True)),
         (True, 0.4, 0.0, (False, False)),  # the plan rests on the ratio of both
+        (True, None, 0.0, (False, False)),
         (True, 0.0, 0.4, (True, False)),
         (False, 0.4, 0.4, (True, True)),  # no estimates are known in another runtime
     ],
 )
 def test_estimates_come_before_times_that_other_programs_disturbed(
-    store: Measurements, ours: bool, target_busy: float, drafter_busy: float, measured: tuple[bool, bool]
+    store: Measurements, ours: bool, target_busy: float | None, drafter_busy: float, measured: tuple[bool, bool]
 ) -> None:
     facts: dict[str, Any] = {"settings": {"level": "avx2"}, "bit_equal_by_construction": True} if ours else {}
     target = replace(TARGET, bytes_per_forward=100, **facts)
     drafter = replace(DRAFTER, bytes_per_forward=10, **facts)
-    store.save(TIMES, replace(invented_times(0.1), busy=target_busy), target)
+    if target_busy is not None:
+        store.save(TIMES, replace(invented_times(0.1), busy=target_busy), target)
     store.save(TIMES, replace(invented_times(0.07), busy=drafter_busy), drafter)
     costs = PairMeasurements(store, target, request("model", drafters=(DraftingModel(facts=drafter),))).costs()
     assert costs.curves is not None
@@ -245,6 +247,18 @@ def test_a_policy_that_learned_nothing_writes_nothing(store: Measurements) -> No
     known.keep(FixedDepth(3))
     assert not store.folder.exists()
     assert NO_PRIOR.by_position == (None,) * POSITIONS
+
+
+def test_how_often_forced_tokens_are_right_is_not_stored(store: Measurements) -> None:
+    costs = Costs(
+        curves=ContextCurves(contexts=(128,), curves=(Curve(widths=(1, 8), forward_s=(0.1, 0.12)),)),
+        drafts={"forced": FREE},
+    )
+    policy = DepthControl(costs, 3)
+    policy.answer(prompt_tokens=9).learn("forced", (0.9,) * 30, (True,) * 30)
+    assert set(policy.priors()) == {"forced"}
+    knowledge(store, *BOTH).keep(policy)
+    assert not store.folder.exists()
 
 
 def test_acceptance_of_sampled_answers_is_stored_separately(store: Measurements) -> None:

@@ -133,7 +133,7 @@ def test_a_text_that_outgrows_the_drafters_room_continues_without_it(
         assert (rounds[-1].depth, bool(full)) == (0, True)
         lost = [each for each in rounds if each.source == "model" and not each.depth]
         assert len(lost) == len(full)
-        assert all(each.sync_s > 0 for each in lost), "what it read for nothing is counted"
+        assert all(each.sync_s > 0 for each in lost), "that time is counted"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from edgespec.calibration.kinds import CONTENTION, PLAIN, TIMES, WIDTHS
 from edgespec.calibration.timing import (
+    AGREEMENT_TOKENS,
     Scope,
     measure_agreement,
     measure_contention,
@@ -365,7 +366,9 @@ class BackgroundCalibration:
             guessing = pair.pool.drafter_in_targets_tokens()
             agreeing = measure_agreement(pair.target, guessing, map(pair.prompts.request_tokens, REQUESTS))
             label = f"measuring how often {facts.name} agrees with {target.name}"
-            pair.measurements.learn_prior(MODEL, (yield from self._labelled(agreeing, label, facts)))
+            agreed = yield from self._labelled(agreeing, label, facts)
+            # Each token counts in several chains.
+            pair.measurements.learn_prior(MODEL, agreed, AGREEMENT_TOKENS * len(REQUESTS))
         if not paired or self._afresh:
             label = f"measuring {target.name} and {facts.name} in parallel"
             yield from self._contention_of(pair.target, target, drafter, facts, label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -15,7 +16,7 @@ from edgespec.calibration.priors import (
     expected_plain_s,
 )
 from edgespec.calibration.timing import ModelTimes
-from edgespec.interfaces.drafting import COPIES, MODEL
+from edgespec.interfaces.drafting import COPIES, FORCED, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
 from edgespec.interfaces.reasons import Reason
@@ -143,12 +144,12 @@ class PairMeasurements:
         """Curves and costs: those of quiet measurements, else estimates, else those that other programs disturbed.
 
         Estimates are the times of similar machines, scaled to this machine's plain forwards. Where the target's are
-        estimates in place of disturbed times, the drafters' are too: the plan rests on their ratio.
+        estimates, the drafters' are too: the plan rests on their ratio.
         """
         times, models = self.target_times(), self.request.drafters
         plain_s = self.store.plain_s(self.target)
         guessed_s = plain_s or self._expected_plain_s()
-        quiet = times is None or not (times.busy or self.answered.times.chosen == "estimated")
+        quiet = times is not None and not (times.busy or self.answered.times.chosen == "estimated")
         curves, used = expected_curves(self.target, guessed_s), list[ModelTimes]()
         if times is not None and (quiet or curves is None):
             curves, used = times.curves, [times]
@@ -378,9 +379,10 @@ class PairMeasurements:
             return False
         return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > DRAFT_MARGIN
 
-    def learn_prior(self, source: str, acceptance: Acceptance) -> None:
-        """Store a source's measured acceptance, before any conversation."""
-        self.priors[source] = acceptance.as_prior()
+    def learn_prior(self, source: str, acceptance: Acceptance, most_tokens: float = math.inf) -> None:
+        """Store a source's measured acceptance, before any conversation: that of at most ``most_tokens``."""
+        prior = acceptance.as_prior()
+        self.priors[source] = replace(prior, tokens=min(prior.tokens, most_tokens))
         self.store.save(ACCEPTANCE, self.priors[source], self.target, self._identity(source))
 
     def learn_answer(self, outcome: Outcome) -> bool:
@@ -407,7 +409,8 @@ class PairMeasurements:
         if not isinstance(policy, DepthControl):
             return
         for source, prior in policy.priors().items():
-            if prior != self.priors.get(source, NO_PRIOR):
+            # Forced tokens are right for any target, so that no process needs to have learned it.
+            if source.removesuffix(SAMPLED) != FORCED and prior != self.priors.get(source, NO_PRIOR):
                 self.priors[source] = prior
                 self.store.save(ACCEPTANCE, prior, self.target, self._identity(source))
         history = policy.history()
