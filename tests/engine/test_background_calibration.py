@@ -86,8 +86,7 @@ def test_a_calibration_keeps_its_budget_and_names_the_parts_left_out(engine: Eng
     # The clock is read once at the start and once a step: the fourth step exceeds the budget.
     calibration.run(told.append, budget_s=4.0, clock=Ticks())
     assert len(told) == 4
-    assert calibration.left_out[0] == "target with 1 thread, a f16 cache"
-    assert calibration.left_out[1:3] == ("target", "drafter")
+    assert calibration.left_out[:3] == ("target", "target with fewer threads", "drafter")
     assert set(calibration.left_out[3:]) <= {"other runtimes", "other runtimes and devices"}
     assert stored(home)["widths"] == 1, "the self-check was made when the target was loaded"
     assert engine.unmeasured
@@ -201,6 +200,48 @@ def test_calibration_switches_to_fewer_threads_if_they_are_faster(
     engine.pair.replan()
     assert engine.plan.target.threads == 1
     assert engine.pair.measurements.target_times() is not None
+    assert not engine.unmeasured
+
+
+@pytest.mark.parametrize(("budget_s", "tried"), [(None, [1, 3, 4]), (1e9, [4])])
+def test_in_a_hurry_smaller_numbers_of_threads_are_tried_only_while_they_are_faster(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, budget_s: float | None, tried: list[int]
+) -> None:
+    found = list[int]()
+
+    def measure(_own: object, other: Model, *_length: object) -> Generator[float, None, float]:
+        found.append(other.facts.threads)
+        yield 1.0
+        return 1.5
+
+    monkeypatch.setattr(module, "measure_plain_ratio", measure)
+    monkeypatch.setattr(module, "fewer_threads", lambda _target: [1, 3, 4])
+    told: list[Loading] = []
+    BackgroundCalibration(engine.pair, QUICK, afresh=True, alternatives=True).run(told.append, budget_s=budget_s)
+    assert [threads for threads in found if threads != 2] == tried
+    assert (labels(told)[0] == "measuring target") is (budget_s is not None), "its own times come first"
+
+
+def test_in_a_hurry_the_target_is_timed_again_with_the_threads_that_it_changes_to(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 0.5)
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run(budget_s=1e9)
+    assert engine.pair.target.settings.threads == 1
+    assert not engine.unmeasured
+    seconds = [0.0]
+
+    def measure(*_models: object) -> Generator[float, None, float]:
+        assert engine.pair.target.settings.threads == 2, "all are compared with the most"
+        seconds[0] = 10.0
+        yield 0.5
+        return 1.5
+
+    monkeypatch.setattr(module, "measure_plain_ratio", measure)
+    hurried = BackgroundCalibration(engine.pair, QUICK, alternatives=True)
+    hurried.run(budget_s=5.0, clock=lambda: seconds[0])
+    assert hurried.left_out[0] == "target with 1 thread, a f16 cache"
+    assert engine.pair.target.settings.threads == 1, "no time was left to change them"
     assert not engine.unmeasured
 
 

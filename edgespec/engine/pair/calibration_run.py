@@ -207,9 +207,13 @@ class BackgroundCalibration:
         """All parts, the one that changes the plan most first; ``_later`` names the following ones."""
         pair, parts = self._pair, list[tuple[str, Callable[[], Steps]]]()
         target, drafter = pair.target.facts, pair.measurements.drafter
-        if self._alternatives and pair.most_threads > 1:
-            parts.append((f"{target.name} with fewer threads", self._thread_steps))
         parts.append((target.name, self._target_steps))
+        if self._alternatives and pair.most_threads > 1:
+            label = f"{target.name} with fewer threads"
+            if self._hurried:
+                parts.append((label, self._hurried_thread_steps))
+            else:
+                parts.insert(0, (label, self._thread_steps))
         if drafter is not None:
             parts.append((drafter.name, self._drafter_steps))
         if self._alternatives and other_caches(pair.target):
@@ -225,8 +229,30 @@ class BackgroundCalibration:
         if self._compared and self.most_taken <= BUSY_SHARE and pair.profile.runtime == pair.profile.device == "auto":
             pair.measurements.settle_place(pair.pool.places)
 
+    def _hurried_thread_steps(self) -> Steps:
+        """The same once the target is timed: it keeps its threads if no time is left to time it with others."""
+        pair = self._pair
+        timed, threads = pair.target.facts, pair.target.settings.threads
+        try:
+            yield from self._thread_steps()
+            if pair.target.facts != timed:
+                yield from self._target_steps()
+            elif (plain_s := pair.measurements.store.plain_s(timed)) is not None:
+                self._keep_other_threads(plain_s)
+        except GeneratorExit:
+            if pair.target.facts != timed:
+                pair.adopt(threads=threads)
+            raise
+
+    def _keep_other_threads(self, plain_s: float) -> None:
+        for facts, factor in self._other_threads:
+            self._keep_plain_s(facts, factor * plain_s)
+
     def _thread_steps(self) -> Steps:
-        """Find the fastest number of threads and use the agreed one. Other numbers are kept as ratios to it."""
+        """Find the fastest number of threads and use the agreed one. Other numbers are kept as ratios to it.
+
+        In a hurry, the numbers that are much smaller are not tried once a larger one is not faster.
+        """
         pair = self._pair
         settled = pair.target.settings.threads
         if settled < pair.most_threads:
@@ -234,7 +260,7 @@ class BackgroundCalibration:
         before, busy, store = pair.target, False, pair.measurements.store
         ratios: dict[int, float] = {}
         fewer, own = fewer_threads(pair.target), before.settings.threads
-        for threads in fewer:
+        for threads in reversed(fewer) if self._hurried else fewer:
             # Another program on one core makes fewer threads look faster for a while: measure again.
             for _ in range(_THREADS_CONFIRMED):
                 ratio = yield from self._plain_ratio(threads=threads)
@@ -242,7 +268,8 @@ class BackgroundCalibration:
                 busy = busy or self._busy > 0
                 if busy or ratio * SLOWER_ALLOWED >= 1:
                     break
-            if busy:  # the ratios are unreliable: spend the time on other parts
+            # Unreliable ratios, or a number of threads too small: the time is better spent on other parts.
+            if busy or (self._hurried and ratio * SLOWER_ALLOWED >= 1):
                 break
         facts = {threads: before.facts_with(threads=threads) for threads in (*fewer, own)}
         if busy:  # fewer threads are faster only while other programs run
@@ -291,8 +318,7 @@ class BackgroundCalibration:
         store.save(TIMES, replace(times, busy=self._busy), facts)
         store.save(WIDTHS, probe, facts)
         self._forget_answers()
-        for others, factor in self._other_threads:
-            self._keep_plain_s(others, factor * times.curves.curves[0].plain_s)
+        self._keep_other_threads(times.curves.curves[0].plain_s)
 
     def _text(self, facts: ModelFacts) -> list[int]:
         """The text that a target is timed on; empty where any tokens take as long."""
