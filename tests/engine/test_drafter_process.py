@@ -15,7 +15,7 @@ import pytest
 from edgespec.bench.arms import open_arm
 from edgespec.calibration.kinds import TIMES
 from edgespec.engine.engine import Engine
-from edgespec.engine.pair import calibration_run
+from edgespec.engine.pair import loaded_pair
 from edgespec.engine.pair.load import Limits
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import MemoryLimitError
@@ -130,7 +130,7 @@ def test_a_drafter_process_does_not_count_as_a_disturbing_program(
         return Used(own_s=0.0, busy_s=1.0 * look, total_s=2.0 * look)
 
     monkeypatch.setattr(neighbours, "processor_seconds", used)
-    monkeypatch.setattr(calibration_run, "worker_seconds", lambda: float(next(worked)))
+    monkeypatch.setattr(loaded_pair, "worker_seconds", lambda: float(next(worked)))
     runtime = processor_runtimes()[0]  # no other runtime is timed
     with tiny.load(store_home=home, context=200, runtime=runtime, draft_isolation=isolation) as engine:
         invent_measurements(engine)

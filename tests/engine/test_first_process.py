@@ -186,15 +186,17 @@ def test_each_measured_value_replaces_its_estimate_separately(load: Callable[...
         assert ESTIMATED.text not in engine.plan.reasons
 
 
-def test_a_drafters_measured_cost_is_used_without_target_times(load: Callable[..., Engine]) -> None:
+def test_a_drafters_measured_cost_is_used_with_the_targets_times_only(load: Callable[..., Engine]) -> None:
     with load() as engine:
         known = engine.pair.measurements
         assert known.drafter is not None
+        expected = known.costs().drafts["model"]
         known.store.save(TIMES, invented_times(0.01), known.drafter)
         costs = known.costs()
         assert not costs.measured
-        assert costs.drafts["model"].token_s == 0.01
-        assert costs.curves is not None
+        assert costs.drafts["model"] == expected, "the plan rests on the ratio of both"
+        known.store.save(TIMES, invented_times(0.1), known.target)
+        assert known.costs().drafts["model"].token_s == 0.01
 
 
 def test_the_self_checks_forward_time_is_the_first_estimate_of_t1(
