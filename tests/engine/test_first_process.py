@@ -186,7 +186,7 @@ def test_each_measured_value_replaces_its_estimate_separately(load: Callable[...
         assert ESTIMATED.text not in engine.plan.reasons
 
 
-def test_a_drafters_measured_cost_is_used_beside_the_targets_times_only(load: Callable[..., Engine]) -> None:
+def test_a_drafters_measured_cost_is_used_with_the_targets_times_only(load: Callable[..., Engine]) -> None:
     with load() as engine:
         known = engine.pair.measurements
         assert known.drafter is not None
