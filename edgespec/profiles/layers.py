@@ -214,9 +214,8 @@ def from_table(table: Mapping[str, object], origin: str, *, folder: Path | None)
         if key == INHERITS:
             inherits = str(_checked(_INHERITS, value, f"{origin}: {key}"))
             if folder is not None and is_path(inherits):
-                inherits = os.path.abspath(
-                    folder / expanded(inherits)
-                )  # one name for a file that inherits from itself
+                # One name for a file that inherits from itself; a link stays as it is written.
+                inherits = os.path.abspath(folder / expanded(inherits))  # noqa: PTH100
         elif key in _IN_A_FILE:
             values[key] = _checked(_IN_A_FILE[key], value, f"{origin}: {key}")
             if key in _MODEL_KEYS and folder is not None:
