@@ -89,6 +89,11 @@ class Sampling:
         if self.rule not in get_args(Rule):
             raise _wrong("rule", f"rule cannot be {self.rule!r:.40}", "keyed or rejection")
 
+    @property
+    def uses_rejection(self) -> bool:
+        """Greedy decoding never uses it: both rules then accept a token iff it equals the argmax."""
+        return self.rule == "rejection" and not self.greedy
+
     def __str__(self) -> str:
         """The settings that are on: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
         told = [each for each in fields(self) if getattr(self, each.name) != each.default]
@@ -289,8 +294,7 @@ class Chooser:
 
     @property
     def uses_rejection(self) -> bool:
-        """Greedy decoding never uses it: both rules then accept a token iff it equals the argmax."""
-        return self.sampling.rule == "rejection" and not self.sampling.greedy
+        return self.sampling.uses_rejection
 
     def _banned(self, context: abc.Sequence[int]) -> list[int]:
         emitted = len(context) - self.begins

@@ -418,7 +418,7 @@ class Session:
         plain = isinstance(policy, FixedDepth) and policy.depth == 0
         room = self._target.context_length - len(turn.tokens)
         most, sampled = room if max_tokens is None else min(max_tokens, room), not sampling.greedy
-        tells = sampling.rule == "keyed" or not sampled  # under the rejection rule a drafter draws its own noise
+        tells = not sampling.uses_rejection  # under that rule a drafter draws its own noise
         own = policy.answer(prompt_tokens=len(turn.tokens), most=most, sampled=sampled, hindsight=tells)
         limits = LoopLimits(
             max_tokens=max_tokens,

@@ -46,6 +46,8 @@ class Answering(Response):
         except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)
             if stream is None or not stream.started:
+                if isinstance(error, asyncio.CancelledError):
+                    raise  # a reply may be half sent
                 raise failure from error
             scope["edgespec.error"] = failure
             await stream.fail(failure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import itertools
 import secrets
 import time
 from collections import deque
@@ -404,6 +405,7 @@ class _Parts:
         self._request, self._scores = request, scores
         self._guessed = Guessed() if request.show_tokens else None
         self._round: tuple[int, int] | None = None  # not yet said
+        self._later: tuple[Token, ...] = ()  # of the answer, in a round whose first text is thinking
         self._began: float | None = None  # to read the prompt
 
     def of(self, event: Event) -> Part:
@@ -430,7 +432,12 @@ class _Parts:
 
     def _said(self, event: Text) -> Part:
         content = event.text if event.reasoning is None else ""
-        scored = self._scores.of(event.tokens)
+        tokens, self._later = (*self._later, *event.tokens), ()
+        if event.reasoning is not None:
+            ends = itertools.accumulate(len(token.text) for token in tokens)
+            within = sum(end <= len(event.text) for end in ends)
+            tokens, self._later = tokens[:within], tokens[within:]
+        scored = self._scores.of(tokens)
         thought = event.reasoning is not None and bool(scored)
         part = Part(content, event.reasoning or "", scored, thought=thought)
         if self._guessed is None:
@@ -562,7 +569,8 @@ class _Answers:
             if isinstance(event, Done):
                 held.turn.check()
                 if lines.ended or has_call:
-                    event = replace(event, finish_reason="stop" if has_call else "length")
+                    reason, text = ("stop", None) if has_call else ("length", event.stop_text)
+                    event = replace(event, finish_reason=reason, stop_text=text)
                 elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                     raise ClosedError("the answer was ended: the model is being freed")
                 elif rest := lines.flush():

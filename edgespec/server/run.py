@@ -162,8 +162,11 @@ class Server(uvicorn.Server):
         finally:
             for each in self._service.models:
                 await each.keeper.close()
-            if self.server_state.tasks:  # the answers that this has ended tell their clients why
-                await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS_S)
+            for _ in range(2):  # the answers that this has ended tell their clients why; then all are ended
+                if self.server_state.tasks:
+                    await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS_S)
+                for task in self.server_state.tasks:
+                    task.cancel()
 
     def _check_first_load(self) -> None:
         error = self._service.keeper.error

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import held_plans as module
 from benchmarks.held_plans import agree_on_pipelined, figures, scale_drafter, spread
 from edgespec.bench.suite import builtin_suite
 from edgespec.calibration.kinds import ANSWERED, CONTENTION, TIMES
@@ -73,3 +74,12 @@ def test_measurements_changed_by_hand_are_read_as_measurements(tmp_path: Path) -
     assert answered is not None
     assert answered.mode.chosen == "pipelined"
     assert json.loads(next(tmp_path.glob("answered-*.json")).read_text())["schema_version"] == 3
+
+
+def test_a_home_is_calibrated_until_its_pair_was_timed_on_a_quiet_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(['{"busy": 0.5}', "{}"])
+    monkeypatch.setattr(module, "_calibrate", lambda _: (tmp_path / "contention-1.json").write_text(next(found)))
+    module._calibrate_until_quiet({}, tmp_path)
+    assert next(found, None) is None

@@ -9,7 +9,8 @@ from collections.abc import Generator, Iterator
 import pytest
 
 import edgespec.engine.pair.calibration_run as module
-from edgespec.calibration.kinds import CONTENTION, PLAIN
+from edgespec.calibration.kinds import CONTENTION, PLAIN, THREADS, TIMES
+from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.timing import AGREEMENT_TOKENS, FULL, QUICK
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, REQUESTS, BackgroundCalibration
@@ -243,6 +244,25 @@ def test_in_a_hurry_the_target_is_timed_again_with_the_threads_that_it_changes_t
     assert hurried.left_out[0] == "target with 1 thread, a f16 cache"
     assert engine.pair.target.settings.threads == 1, "no time was left to change them"
     assert not engine.unmeasured
+
+
+def test_threads_that_a_hurried_calibration_had_no_time_for_are_not_stored(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_plain_ratio(monkeypatch, 0.5)
+    store, seconds = engine.pair.measurements.store, [0.0]
+    settle = Measurements.settle_threads
+
+    def late(own: Measurements, most: ModelFacts, fastest: int) -> int:
+        seconds[0] = 10.0
+        return settle(own, most, fastest)
+
+    monkeypatch.setattr(Measurements, "settle_threads", late)
+    BackgroundCalibration(engine.pair, QUICK, alternatives=True).run(budget_s=5.0, clock=lambda: seconds[0])
+    facts = engine.pair.target.facts
+    assert (seconds[0], facts.threads) == (10.0, 2)
+    assert store.settled(THREADS, facts, facts.runtime).chosen is None
+    assert store.load(TIMES, facts) is not None
 
 
 def test_fewer_threads_are_chosen_only_if_repeatedly_faster(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from edgespec.server import app, service
+from edgespec.server import app, run, service
 from edgespec.server.connections import CLOSING_S, LimitedProtocol
 from tests.engine.answers import plain_text
 from tests.engine.test_thinking import BEGINS
@@ -71,6 +71,27 @@ def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeyp
             server.wait_until(lambda: server.service.connections() == 0)  # the client still holds its end
     (line,) = server.lines
     assert (line.status, line.error) == (200, "the client left")
+
+
+def test_a_second_signal_ends_a_server_whose_client_takes_nothing(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run.LAST_WORDS_S == 1.0
+    monkeypatch.setattr(run, "LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(app, "LONGEST_WRITE_S", 100 * WAIT_S)
+    with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
+        server.wait_until(lambda: server.service.keeper.state == "ready")
+        for each in server.server._own_sockets:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        with socket.socket() as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            own.connect(("127.0.0.1", server.port))
+            server.send_chat(own, "hello", max_tokens=8000, stream=True)
+            state = server.server.server_state
+            server.wait_until(lambda: any(each.flow.write_paused for each in state.connections))
+            assert server.server.stop()
+            assert not server.server.stop()
+            server.wait_until(lambda: not state.tasks)
 
 
 def test_thinking_is_reasoning_content(tiny: TinyModels, says: list[str]) -> None:

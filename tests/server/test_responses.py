@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import given, strategies as st
@@ -15,12 +15,13 @@ from pydantic import TypeAdapter
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done
-from edgespec.server.answers import Part, ScoredToken, joined
+from edgespec.engine.events import Done, Text, Token
+from edgespec.server.answers import Part, ScoredToken, _Parts, joined
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Head
 from edgespec.server.faces.responses import RESPONSES, read_responses
 from edgespec.server.replies import json_pieces
+from edgespec.server.schema import Request
 from edgespec.text.conversation.pieces import ToolCall
 from tests.support.faces import collected
 from tests.support.tiny_models import TinyModels
@@ -418,6 +419,33 @@ def test_log_probabilities_come_with_the_text_and_not_with_thinking(done: Done) 
     assert [[token["token"] for token in each["logprobs"]] for each in deltas] == [["a"], ["b"]]
     for response in (events[-1]["response"], whole_of(parts, done)):
         assert [token["token"] for token in response["output"][1]["content"][0]["logprobs"]] == ["a", "b"]
+
+
+class Named:
+    """Scores that are the tokens' texts."""
+
+    def of(self, tokens: Sequence[Token]) -> tuple[ScoredToken, ...]:
+        return tuple(ScoredToken(token.text.encode(), 0, -0.5, ()) for token in tokens)
+
+
+def test_tokens_of_the_answer_in_the_round_that_ends_thinking_come_with_its_text() -> None:
+    parts = _Parts(Request(logprobs=0), cast(Any, Named()))
+    tokens = tuple(Token(text, number) for number, text in enumerate(("hm", "</think>", "\n\n", "The", " end")))
+    said = [
+        parts.of(Text("hm", tokens, reasoning="hm")),
+        parts.of(Text("</think>\n\n", reasoning="")),
+        parts.of(Text("The end")),
+        parts.of(Text(" ", (Token(" now", 9),), reasoning="")),
+        parts.of(Text("now")),
+    ]
+    assert [[scored.data.decode() for scored in part.tokens] for part in said] == [
+        ["hm"],
+        ["</think>", "\n\n"],
+        ["The", " end"],
+        [],
+        [" now"],
+    ]
+    assert [part.thought for part in said] == [True, True, False, False, False]
 
 
 def test_a_reply_that_fails_says_so_in_openais_words(done: Done) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from edgespec.calibration.kinds import CONTENTION, PLAIN, TIMES, WIDTHS
+from edgespec.calibration.kinds import CONTENTION, PLAIN, THREADS, TIMES, WIDTHS
 from edgespec.calibration.timing import (
     AGREEMENT_TOKENS,
     Scope,
@@ -230,18 +230,21 @@ class BackgroundCalibration:
             pair.measurements.settle_place(pair.pool.places)
 
     def _hurried_thread_steps(self) -> Steps:
-        """The same once the target is timed: it keeps its threads if no time is left to time it with others."""
-        pair = self._pair
+        """Try fewer threads once the target is timed. It keeps its own if no time is left to time it with those."""
+        pair, store = self._pair, self._pair.measurements.store
         timed, threads = pair.target.facts, pair.target.settings.threads
+        every = pair.target.facts_with(threads=pair.most_threads)
+        agreed = store.settled(THREADS, every, every.runtime)
         try:
             yield from self._thread_steps()
             if pair.target.facts != timed:
                 yield from self._target_steps()
-            elif (plain_s := pair.measurements.store.plain_s(timed)) is not None:
+            elif (plain_s := store.plain_s(timed)) is not None:
                 self._keep_other_threads(plain_s)
         except GeneratorExit:
             if pair.target.facts != timed:
                 pair.adopt(threads=threads)
+                store.save(THREADS, agreed, every, every.runtime)
             raise
 
     def _keep_other_threads(self, plain_s: float) -> None:

@@ -294,6 +294,8 @@ class AnswerDepth:
         """
         if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
             return False
+        if not self._hindsight:  # then there is no look
+            return False
         price_s = load_s + read * cost.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
 
