@@ -568,9 +568,10 @@ class _Answers:
                 await reader.part(index, part)
             if isinstance(event, Done):
                 held.turn.check()
-                if lines.ended or has_call:
-                    reason, text = ("stop", None) if has_call else ("length", event.stop_text)
-                    event = replace(event, finish_reason=reason, stop_text=text)
+                if has_call:
+                    event = replace(event, finish_reason="stop", stop_text=None)
+                elif lines.ended:
+                    event = replace(event, finish_reason="length")
                 elif event.finish_reason == "cancelled":  # not by the client, which would have ended this call
                     raise ClosedError("the answer was ended: the model is being freed")
                 elif rest := lines.flush():
