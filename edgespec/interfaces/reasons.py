@@ -38,7 +38,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "widths_not_measured": "how many guesses at a time keep the text identical has not been measured there",
         "only_plain_measured": "only plain decoding has been measured there",
         "no_equal_width": "no guess keeps the text identical there",
-        "contention_not_measured": "how much two devices slow each other down has not been measured",
+        "contention_not_measured": "how much two devices slow each other down is not known",
         "target_stays": "the target stays where it is until another place is found faster twice",
         "drafter_stays": "the drafter stays where it is loaded until the next start",
         "not_measured": "this place has not been measured",

@@ -167,7 +167,7 @@ def test_slash_json_alone_is_any_object_and_retry_and_another_model_keep_it(
 def test_a_wrong_schema_is_an_error_and_the_form_before_it_stays(options: tuple[str, ...], here: InProcess) -> None:
     lines = [f"/json {SCHEMA}", "/json {", '/json {"not": {"type": "string"}}', "/json absent.json", "hello"]
     result = here("chat", *options, stdin="\n".join(lines))
-    assert result.code == 0, result.err
+    assert result.code == 1, result.err
     for words in ("the schema is not JSON", "this schema cannot be followed", "'absent.json' cannot be read"):
         assert words in result.err
     assert colour(result.out) in ("red", "green")

@@ -129,7 +129,8 @@ def test_bench_json_is_one_object_with_the_documented_keys(
     assert result.code == 0, result.err
     found = result.json
     check_report(found, ("plain", "again", "planned"))
-    assert found["sampling"] == {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0}
+    drawn = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 0, "rule": "keyed"}
+    assert found["sampling"] == drawn
     check_speedup(found["speedup"])
     low, high = found["noise"]["aa_ci95"]
     assert 0 < low <= high
