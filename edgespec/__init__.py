@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         TemplateError as TemplateError,
         WorkerLostError as WorkerLostError,
     )
-    from edgespec.files.progress import Loading as Loading
+    from edgespec.files.progress import Loading as Loading, ProgressEvent as ProgressEvent
     from edgespec.planning.choice.plan import Plan as Plan
     from edgespec.runtimes.process.settings import WorkerSettings as WorkerSettings
     from edgespec.text.conversation.pieces import ToolCall as ToolCall
@@ -73,6 +73,7 @@ _HOMES = {
     "Loading": "files.progress",
     "Notice": "engine.events",
     "Plan": "planning.choice.plan",
+    "ProgressEvent": "files.progress",
     "Reading": "engine.events",
     "Round": "engine.events",
     "Sampling": "decoding.sampling",

@@ -7,4 +7,4 @@ LEFT_OUT = ("edgespec.__main__", "edgespec.__pyinstaller", "edgespec.bench", "ed
 
 hiddenimports = collect_submodules("edgespec", filter=lambda name: not name.startswith(LEFT_OUT))
 binaries = collect_dynamic_libs("edgespec")
-datas = collect_data_files("edgespec", includes=["**/*.toml", "**/*.html"])
+datas = collect_data_files("edgespec", includes=["**/*.toml", "**/*.html", "**/*.txt"])

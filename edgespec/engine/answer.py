@@ -380,6 +380,7 @@ class Generation:
 
     def _at_hand(self) -> Event | None:
         """An event that came with an earlier one. Without one the answer begins, unless it has begun or ended."""
+        self._process.check()
         with self._step:
             if self._waiting:
                 with contextlib.suppress(IndexError):  # closed by a signal handler on this thread
@@ -419,6 +420,8 @@ class Generation:
 
     async def aresult(self) -> Done:
         """``result`` for an event loop. No thread waits; cancelling the task cancels the answer."""
+        if self._ended:
+            await self.aclose()  # a forward may still run for an answer that was left
         async for _ in self:
             pass
         return self._outcome()

@@ -98,6 +98,7 @@ class Engine:
         which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
         how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
         measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread.
+        ``cancelled`` is asked every few hundred milliseconds; True ends the load with CancelledError.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
         process with SIGBUS; renaming another file over it is safe.
@@ -334,7 +335,9 @@ class Engine:
     @property
     def can_calibrate(self) -> bool:
         """Whether ``calibrate_for`` has something to measure, or to repeat when the machine is idle."""
-        return self.profile.depth == "auto" and (self.unmeasured or self.pair.measurements.disturbed)
+        if self.pair.closed or self.profile.depth != "auto":
+            return False
+        return self.unmeasured or self.pair.measurements.disturbed
 
     def calibrate(
         self,
@@ -381,16 +384,21 @@ class Engine:
         """Measure what is missing for at most ``seconds``, or until ``stop`` is set: for the time between answers.
 
         The next call continues. Times that other programs disturbed are measured again if the machine is idle now.
-        Returns the reasons of the new plan once all measurements are there, else an empty tuple. Does nothing while
-        another process calibrates or this engine answers. Raises what a forward or loading the drafter raises.
+        Returns the reasons of the new plan once all measurements are there, else an empty tuple. While another
+        process calibrates or this engine answers it only waits, for a part of a second. Raises what a forward or
+        loading the drafter raises.
         """
         stop = stop or threading.Event()
         again = not self.unmeasured
         if not self.can_calibrate or (again and _is_busy(stop)):
             return ()
+        if self.pair.answering:
+            stop.wait(min(seconds, _LOOK_S))
+            return ()
         self.pair.read_ahead.put_off()
         with self.pair.measurements.store.exclusive(self.pair.home.locks, wait=False) as alone:
             if not alone:
+                stop.wait(min(seconds, _LOOK_S))
                 return ()
             self.pair.follow_power()
             # Keep a reference: an answer on another power source may give up the calibration.

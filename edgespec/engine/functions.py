@@ -9,8 +9,8 @@ import logging
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from types import NoneType, SimpleNamespace, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Event, ToolResult
@@ -112,7 +112,7 @@ def _tool(function: Function) -> _Tool:
         hint = hints.get(each.name, Any)
         try:
             kinds[each.name], schemas[each.name] = kind_of(hint), _schema(hint)
-        except TypeError:
+        except (TypeError, NameError, RecursionError):  # also of a dataclass that names itself or what is not there
             problem = f"the parameter {each.name} of the tool {name} has a type that JSON does not have: {hint}"
             raise InvalidRequestError(problem, hint=f"known: {_TYPES}", param="functions") from None
         if each.default is each.empty:
@@ -124,8 +124,12 @@ def _tool(function: Function) -> _Tool:
 
 
 def _hints(function: Function, name: str) -> dict[str, Any]:
+    stated, own, scope = getattr(function, "__annotations__", {}), cast(Any, function), None
+    if "return" in stated:  # which may name what only a type checker imports
+        own = SimpleNamespace(__annotations__={each: hint for each, hint in stated.items() if each != "return"})
+        scope = getattr(inspect.unwrap(function), "__globals__", None)
     try:
-        return get_type_hints(function, include_extras=True)
+        return get_type_hints(own, scope, include_extras=True)
     except Exception as error:  # an annotation as text may be any expression
         problem = f"the annotations of the tool {name} cannot be read: {error}"
         raise InvalidRequestError(problem, param="functions") from error

@@ -171,6 +171,14 @@ def test_calibration_reports_a_drafter_that_fails_to_load_once(
             assert answer(session.generate("hello", max_tokens=5)).text
 
 
+def test_a_loop_of_calibrations_ends_with_the_engine(load: Callable[..., Engine]) -> None:
+    engine = load()
+    engine.calibrate_for(0.0)  # begins the calibration
+    assert engine.can_calibrate
+    engine.close()
+    assert not engine.can_calibrate
+
+
 def test_calibrate_for_does_nothing_after_close(load: Callable[..., Engine]) -> None:
     engine = load()
     assert engine.calibrate_for(0.01) == ()

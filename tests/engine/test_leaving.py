@@ -253,6 +253,8 @@ def test_a_forked_process_can_leave_what_answers_and_does_not_disturb_its_parent
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(20)
             with contextlib.suppress(BaseException):  # or the child would run the other tests
+                with pytest.raises(ClosedError):
+                    list(generation)
                 for each in (generation, session, engine)[first:]:
                     each.close()
                 with pytest.raises(ClosedError):

@@ -254,6 +254,10 @@ def test_hostile_arguments_reach_no_function(arguments: str) -> None:
     assert json.loads(text)["error"]
 
 
+def test_the_type_of_a_result_does_not_matter() -> None:
+    assert tools_of([gives_what_only_a_checker_knows])["gives_what_only_a_checker_knows"].required == {"city"}
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [("so", "so"), (None, "null"), (Place("n"), '{"name": "n", "near": null}'), ({1, }, "{1}"), (b"x", "b'x'")],
@@ -278,6 +282,25 @@ def of_an_unknown_name(city: Nowhere) -> None: ...  # type: ignore[name-defined]
 def of_any(*cities: str) -> None: ...
 
 
+@dataclass
+class Node:
+    children: list[Node]
+
+
+@dataclass
+class Torn:
+    part: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+def of_itself(node: Node) -> None: ...
+
+
+def of_a_torn_type(node: Torn) -> None: ...
+
+
+def gives_what_only_a_checker_knows(city: str) -> Nowhere: ...  # type: ignore[name-defined]  # noqa: F821
+
+
 @pytest.mark.parametrize(
     ("functions", "said"),
     [
@@ -290,6 +313,8 @@ def of_any(*cities: str) -> None: ...
         ([waits], "the tool waits is a coroutine"),
         ([of_a_type], "the parameter city of the tool of_a_type has a type that JSON does not have"),
         ([of_an_unknown_name], "the annotations of the tool of_an_unknown_name cannot be read"),
+        ([of_itself], "the parameter node of the tool of_itself has a type that JSON does not have"),
+        ([of_a_torn_type], "the parameter node of the tool of_a_torn_type has a type that JSON does not have"),
         ([of_any], r"the parameter \*cities: 'str' of the tool of_any cannot be given by its name"),
     ],
 )

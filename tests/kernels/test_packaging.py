@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import edgespec
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
@@ -225,3 +228,24 @@ def test_the_runtime_looks_for_the_library_names_that_compiling_gives() -> None:
     assert set(native_library.LIBRARY_NAMES) == set(compiling.LIBRARY_NAMES.values())
     assert native_library.NOTE_NAME == compiling.NOTE_NAME
     assert native_library.DIGEST_SUFFIX == compiling.DIGEST_SUFFIX
+
+
+def test_a_frozen_application_gets_every_data_file_that_it_may_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(edgespec.__file__).parent
+    found = list[str]()
+    hooks = SimpleNamespace(
+        collect_submodules=lambda *_, **__: [],
+        collect_dynamic_libs=lambda name: [name],
+        collect_data_files=lambda _, includes: found.extend(
+            str(path) for glob in includes for path in root.glob(glob)
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "PyInstaller", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "PyInstaller.utils", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "PyInstaller.utils.hooks", hooks)
+    runpy.run_path(str(root / "__pyinstaller" / "hook-edgespec.py"))
+    left_out = {"bench", "kernels"}  # the sources of the kernels, and the suites of commands
+    data = {path for path in root.rglob("*") if path.suffix not in ("", ".py", ".pyc") and path.is_file()}
+    needed = {str(path) for path in data if path.relative_to(root).parts[0] not in left_out}
+    assert needed - set(found) == {str(root / "py.typed")}
+    assert runpy.run_path(str(root / "__pyinstaller" / "hook-llama_cpp.py"))["binaries"] == ["llama_cpp"]
