@@ -100,7 +100,7 @@ def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_worker_killed_at_any_moment_is_reported_as_lost(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
     with start_model(request) as model:
@@ -110,7 +110,7 @@ def test_a_worker_killed_at_any_moment_is_reported_as_lost(tiny_gguf: Path, seed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_worker_stopped_at_any_moment_is_reported_as_not_answering(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
     with start_model(request, deadlines=SHORT) as model:
