@@ -201,8 +201,7 @@ class Session:
         return self._when_free(read)
 
     def _holds(self, tokens: Sequence[int]) -> bool:
-        length = len(tokens)
-        return self._target.length >= length and self._conversation.history[:length] == tokens
+        return self._target.length >= len(tokens) and self._conversation.history[: len(tokens)] == tokens
 
     @property
     def _savable(self) -> SavableSequence | None:
@@ -390,6 +389,7 @@ class Session:
         return ToolRounds(
             generate=self.generate,
             messages=lambda: self.messages,
+            whole=begin(),
             begin=begin,
             tools=tools_of(functions),
             on_event=on_event or (lambda _event: None),
