@@ -206,8 +206,7 @@ class Session:
     @property
     def _savable(self) -> SavableSequence | None:
         """The target's cache, if it is the engine's own target's and may be kept on disk."""
-        own = self._target
-        return own if self._speculation is None and isinstance(own, SavableSequence) else None
+        return self._target if self._speculation is None and isinstance(self._target, SavableSequence) else None
 
     def _when_free(self, job: Callable[[threading.Event], T]) -> T:
         """The result of ``job``, run on the target's worker thread between two answers.
@@ -314,9 +313,9 @@ class Session:
 
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, MemoryLimitError if the
         prompt does not fit beside other sessions, RuntimeUnavailableError for a form without llguidance, and
-        everything else from the iteration: MemoryLimitError if the answer outgrows the memory, ConstraintError if it
-        can no longer keep its form. The turn joins the conversation when its answer ends for any reason, unless its
-        reader got no token.
+        everything else from the iteration: InvalidRequestError if the conversation has changed in between,
+        MemoryLimitError if the answer outgrows the memory, ConstraintError if it can no longer keep its form. The
+        turn joins the conversation when its answer ends for any reason, unless its reader got no token.
         """
         started, budget = time.perf_counter(), budget or RequestBudget()
         with self._lock:
@@ -477,6 +476,7 @@ class Session:
             if budget.cancelled:
                 answer.skip()
                 return
+            self._conversation.check(answer.turn)
             self._drafts.stop_reading()
             answer.decoded = self._target.submit(partial(answer.run, partial(self._take_over, answer)))
             self._active = answer
