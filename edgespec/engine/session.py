@@ -137,6 +137,7 @@ class Session:
         self._conversation.clear()
         if not keep_cache:
             self._conversation.history = []
+            self._reopen_if_broken()
             self._target.rewind(0)
             drafts, self._drafts = self._drafts, self._start_drafts()
             drafts.close()
@@ -484,8 +485,7 @@ class Session:
     def _take_over(self, answer: AnswerTask) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
         turn, conversation = answer.turn, self._conversation
-        shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
-        shared = min(shared, len(turn.tokens) - 1)
+        shared = min(common_prefix(conversation.history[: self._target.length], turn.tokens), len(turn.tokens) - 1)
         if shared < self._target.length and not self._pair.can_rewind:
             shared = 0  # a recurrent state cannot be rewound, only reset
         self._target.rewind(shared)

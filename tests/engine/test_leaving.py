@@ -509,6 +509,20 @@ def test_a_failing_rewind_raises_an_error_instead_of_hanging(
     assert answer(session.generate("other", max_tokens=5)).text
 
 
+def test_a_broken_cache_that_is_not_kept_is_opened_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answer(session.generate("hello", max_tokens=5)).token_ids
+    broken = session._target
+
+    def rewind(_length: int) -> None:
+        raise RewindError("this cache keeps what it has")
+
+    monkeypatch.setattr(broken, "rewind", rewind)
+    session.clear(keep_cache=False)
+    assert session._target is not broken
+    done = answer(session.generate("hello", max_tokens=5))
+    assert (done.token_ids, done.stats.cached_tokens) == (expected, 0)
+
+
 @pytest.mark.parametrize("closed", [False, True], ids=["open session", "closed session"])
 def test_an_answer_whose_end_fails_raises_the_error_and_does_not_hang(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, closed: bool
