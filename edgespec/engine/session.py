@@ -106,7 +106,7 @@ class Session:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the conversation so far, in the model's template; 0 without a message. Raises TemplateError."""
+        """Tokens of ``messages`` in the model's template; 0 without a message. Raises TemplateError."""
         return self._conversation.token_count
 
     @property

@@ -340,3 +340,12 @@ def test_a_session_counts_its_tokens(engine: Engine, session: Session) -> None:
     assert engine.count_tokens("") == 0
     assert engine.count_tokens("hello world") == len(engine.tokenizer.encode("hello world"))
     assert engine.count_tokens("\ud800") > 0
+
+
+def test_the_turn_in_progress_is_not_counted(engine: Engine, session: Session) -> None:
+    session.generate("hello world", max_tokens=9).result()
+    with engine.session(messages=session.messages) as same, session.generate("more", max_tokens=9) as generation:
+        next(generation)
+        assert session.tokens == same.tokens
+        done = generation.result()
+    assert session.tokens == done.stats.prompt_tokens + len(done.token_ids)

@@ -487,6 +487,7 @@ class Conversation:
             self._gone = []
         self._gone += self._messages[: turn.dropped]
         del self._messages[: turn.dropped]
+        self._rendered = ""  # before the history, which the messages do not spell until the turn joins them
         self.history = history
 
     def end(self, turn: Turn, said: Said, answer_ids: list[int]) -> None:
@@ -495,7 +496,6 @@ class Conversation:
         An answer that was begun stays also if no token was added.
         """
         del self.history[len(turn.tokens) + len(answer_ids) :]
-        self._rendered = ""
         if turn.message is None:
             return
         if not (said.raw or answer_ids):
