@@ -196,12 +196,13 @@ def _plain_json(arguments: str) -> str:
 class ToolRounds:
     """Answers with calls, the calls' results, and the answer without calls.
 
-    ``generate`` and ``messages`` are the session's. ``begin`` makes the budget of the next answer: the session's
-    ``cancel`` reaches it also while functions run.
+    ``generate`` and ``messages`` are the session's, whose ``cancel`` reaches ``whole`` during all of them. ``begin``
+    makes the budget of the next answer, which ``cancel`` reaches until the answer begins.
     """
 
     generate: Callable[..., Generation]
     messages: Callable[[], Sequence[Mapping[str, Any]]]
+    whole: RequestBudget
     begin: Callable[[], RequestBudget]
     tools: Mapping[str, _Tool]
     on_event: OnEvent
@@ -215,26 +216,25 @@ class ToolRounds:
         rounds: int,
     ) -> Done:
         """The last answer's Done. After ``rounds`` answers with calls the tools are taken away from the model."""
-        done = self._answer(prompt, messages, tool_choice, self.begin())
+        done = self._answer(prompt, messages, tool_choice)
         told: list[tuple[str, str, str]] = []
         asked: list[Mapping[str, Any]] = []  # with the latest results, without the answer to them
         for number in range(rounds):
             if not done.tool_calls or done.finish_reason == "cancelled":
                 return done
-            budget = self.begin()
             before, told, results = told, [], list[dict[str, Any]]()
             for call in done.tool_calls:
+                if self.whole.cancelled:
+                    return self._answer(prompt, messages, None)  # without a token: the conversation stays as it is
                 text = self._call(call)
                 told.append((call.name, _plain_json(call.arguments), text))
                 results.append({"role": "tool", "tool_call_id": call.id, "content": text})
-                if budget.cancelled:
-                    break
             # A model that calls in circles would not stop. It answers without its repeated calls: with them in its
             # conversation Qwen2.5-Coder-1.5B writes the call as text.
             circle = told == before
             asked = asked if circle else [*self.messages(), *results]
             last = circle or number == rounds - 1
-            done = self._answer(None, asked, "none" if last else None, budget)
+            done = self._answer(None, asked, "none" if last else None)
             if last:
                 return done
         return done
@@ -244,8 +244,10 @@ class ToolRounds:
         prompt: str | None,
         messages: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | Mapping[str, Any] | None,
-        budget: RequestBudget,
     ) -> Done:
+        budget = self.begin()
+        if self.whole.cancelled:
+            budget.cancel()
         shown = [each.shown for each in self.tools.values()]
         with self.generate(
             prompt, messages=messages, tools=shown, tool_choice=tool_choice, budget=budget, **self.settings

@@ -106,7 +106,7 @@ class Session:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the conversation so far, in the model's template; 0 without a message. Raises TemplateError."""
+        """Tokens of ``messages`` in the model's template; 0 without a message. Raises TemplateError."""
         return self._conversation.token_count
 
     @property
@@ -137,6 +137,7 @@ class Session:
         self._conversation.clear()
         if not keep_cache:
             self._conversation.history = []
+            self._reopen_if_broken()
             self._target.rewind(0)
             drafts, self._drafts = self._drafts, self._start_drafts()
             drafts.close()
@@ -201,14 +202,12 @@ class Session:
         return self._when_free(read)
 
     def _holds(self, tokens: Sequence[int]) -> bool:
-        length = len(tokens)
-        return self._target.length >= length and self._conversation.history[:length] == tokens
+        return self._target.length >= len(tokens) and self._conversation.history[: len(tokens)] == tokens
 
     @property
     def _savable(self) -> SavableSequence | None:
         """The target's cache, if it is the engine's own target's and may be kept on disk."""
-        own = self._target
-        return own if self._speculation is None and isinstance(own, SavableSequence) else None
+        return self._target if self._speculation is None and isinstance(self._target, SavableSequence) else None
 
     def _when_free(self, job: Callable[[threading.Event], T]) -> T:
         """The result of ``job``, run on the target's worker thread between two answers.
@@ -315,9 +314,9 @@ class Session:
 
         Raises InvalidRequestError, PromptTooLongError, TemplateError and ClosedError here, MemoryLimitError if the
         prompt does not fit beside other sessions, RuntimeUnavailableError for a form without llguidance, and
-        everything else from the iteration: MemoryLimitError if the answer outgrows the memory, ConstraintError if it
-        can no longer keep its form. The turn joins the conversation when its answer ends for any reason, unless its
-        reader got no token.
+        everything else from the iteration: InvalidRequestError if the conversation has changed in between,
+        MemoryLimitError if the answer outgrows the memory, ConstraintError if it can no longer keep its form. The
+        turn joins the conversation when its answer ends for any reason, unless its reader got no token.
         """
         started, budget = time.perf_counter(), budget or RequestBudget()
         with self._lock:
@@ -390,6 +389,7 @@ class Session:
         return ToolRounds(
             generate=self.generate,
             messages=lambda: self.messages,
+            whole=begin(),
             begin=begin,
             tools=tools_of(functions),
             on_event=on_event or (lambda _event: None),
@@ -477,6 +477,7 @@ class Session:
             if budget.cancelled:
                 answer.skip()
                 return
+            self._conversation.check(answer.turn)
             self._drafts.stop_reading()
             answer.decoded = self._target.submit(partial(answer.run, partial(self._take_over, answer)))
             self._active = answer
@@ -484,8 +485,7 @@ class Session:
     def _take_over(self, answer: AnswerTask) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
         turn, conversation = answer.turn, self._conversation
-        shared = common_prefix(conversation.history[: self._target.length], turn.tokens)
-        shared = min(shared, len(turn.tokens) - 1)
+        shared = min(common_prefix(conversation.history[: self._target.length], turn.tokens), len(turn.tokens) - 1)
         if shared < self._target.length and not self._pair.can_rewind:
             shared = 0  # a recurrent state cannot be rewound, only reset
         self._target.rewind(shared)

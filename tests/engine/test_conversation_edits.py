@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,39 @@ def test_a_new_system_message_applies_to_the_whole_conversation(tiny: TinyModels
         assert [message["role"] for message in session.messages] == ["user", "assistant"]
         with pytest.raises(InvalidRequestError, match="the system message must be text, not int"):
             session.system = 3  # type: ignore[assignment]
+
+
+def new_system(session: Session) -> None:
+    session.system = "be brief"
+
+
+@pytest.mark.parametrize("change", [Session.clear, Session.undo, new_system, lambda session: ask(session, "more")])
+def test_an_answer_prepared_for_another_conversation_is_refused(
+    session: Session, change: Callable[[Session], object]
+) -> None:
+    ask(session, "hello")
+    before = session.messages
+    stale, raw = session.generate("what is water", max_tokens=6), session.generate("water", raw=True, max_tokens=6)
+    whole = session.generate(messages=[*before, {"role": "user", "content": "hello"}], max_tokens=6)
+    change(session)
+    changed = session.messages
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="has changed since this answer was prepared") as caught:
+            stale.result()
+        assert caught.value.hint == "call generate again, behind the change"
+    assert session.messages == changed
+    assert ask(session, "what is water").token_ids
+    assert raw.result().token_ids
+    assert whole.result().token_ids
+    assert session.messages[:2] == before, "a whole conversation replaces the one before"
+
+
+def test_raw_text_in_between_leaves_a_prepared_answer_as_it_is(session: Session) -> None:
+    expected = ask(session, "hello").token_ids
+    session.clear()
+    prepared = session.generate("hello", max_tokens=6)
+    assert session.generate("water", raw=True, max_tokens=6).result().token_ids
+    assert prepared.result().token_ids == expected
 
 
 SAMPLING: Mapping[str, Any] = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.1}

@@ -450,7 +450,9 @@ def test_a_session_refuses_a_second_answer_while_one_is_running(session: Session
     with pytest.raises(InvalidRequestError, match="already generating"):
         next(second)
     assert answer(first).finish_reason == "length"
-    assert answer(second).finish_reason == "length"
+    with pytest.raises(InvalidRequestError, match="conversation has changed since this answer was prepared"):
+        next(second)
+    assert len(session.messages) == 2
 
 
 def test_a_failing_forward_is_raised_to_the_reader_and_the_session_stays_usable(
@@ -507,6 +509,20 @@ def test_a_failing_rewind_raises_an_error_instead_of_hanging(
     assert isinstance(caught[0], RewindError)
     monkeypatch.undo()
     assert answer(session.generate("other", max_tokens=5)).text
+
+
+def test_a_broken_cache_that_is_not_kept_is_opened_again(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answer(session.generate("hello", max_tokens=5)).token_ids
+    broken = session._target
+
+    def rewind(_length: int) -> None:
+        raise RewindError("this cache keeps what it has")
+
+    monkeypatch.setattr(broken, "rewind", rewind)
+    session.clear(keep_cache=False)
+    assert session._target is not broken
+    done = answer(session.generate("hello", max_tokens=5))
+    assert (done.token_ids, done.stats.cached_tokens) == (expected, 0)
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open session", "closed session"])

@@ -19,6 +19,7 @@ from edgespec.engine.functions import MOST_ROUNDS, tools_of
 from edgespec.engine.session import Session
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.answer_parts import AnswerText
+from edgespec.text.conversation.pieces import ToolCall
 from tests.engine.test_tools import TEMPLATE
 from tests.support.tiny_models import TinyModels
 
@@ -171,6 +172,26 @@ def test_cancelling_while_a_function_runs_ends_the_rounds(session: Session, says
     done, results = read(session, weather)
     assert (done.finish_reason, done.content, len(results)) == ("cancelled", "", 1)
     assert says == ["never said"]
+    assert session.generate("hello", max_tokens=2).text
+
+
+@pytest.mark.parametrize("when", [ToolCall, Done])
+def test_cancelling_between_an_answer_and_its_functions_calls_none(
+    session: Session, says: list[str | None], when: type
+) -> None:
+    called = list[str]()
+
+    def weather(city: str) -> None:
+        called.append(city)
+
+    def cancel(event: object) -> None:
+        if isinstance(event, when):
+            session.cancel()
+
+    says += [call({"city": "x"}), "never said"]
+    done = session.run_tools([weather], "hello", max_tokens=9, on_event=cancel)
+    assert (done.finish_reason, done.text, called, says) == ("cancelled", "", [], ["never said"])
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
     assert session.generate("hello", max_tokens=2).text
 
 
@@ -344,3 +365,12 @@ def test_a_session_counts_its_tokens(engine: Engine, session: Session) -> None:
     assert engine.count_tokens("") == 0
     assert engine.count_tokens("hello world") == len(engine.tokenizer.encode("hello world"))
     assert engine.count_tokens("\ud800") > 0
+
+
+def test_the_turn_in_progress_is_not_counted(engine: Engine, session: Session) -> None:
+    session.generate("hello world", max_tokens=9).result()
+    with engine.session(messages=session.messages) as same, session.generate("more", max_tokens=9) as generation:
+        next(generation)
+        assert session.tokens == same.tokens
+        done = generation.result()
+    assert session.tokens == done.stats.prompt_tokens + len(done.token_ids)

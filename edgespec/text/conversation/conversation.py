@@ -170,7 +170,8 @@ class Turn:
     """A prompt as the model reads it. ``message`` is None for plain text outside the conversation.
 
     ``dropped`` old messages were left out because the conversation outgrew the context; ``notice`` says so.
-    ``earlier`` replaces the conversation before the message (None: it stays).
+    ``earlier`` replaces the conversation before the message (None: it stays). ``follows`` is the conversation that
+    stays, when the prompt was read; None for a prompt without it.
     ``after`` are calls and results that follow the message, and what is ``begun`` of the answer.
     ``tools`` are what the answer may call. ``healing`` is the prompt's end, which is not in the tokens: the answer
     spells it again.
@@ -182,6 +183,7 @@ class Turn:
     dropped: int = 0
     notice: str | None = None
     earlier: tuple[Message, ...] | None = None
+    follows: tuple[Message, ...] | None = None
     after: tuple[Message, ...] = ()
     tools: ToolUse | None = None
     healing: Healing | None = None
@@ -426,6 +428,7 @@ class Conversation:
             dropped=len(messages) - len(kept) + first,
             notice=notice,
             earlier=None if earlier is None else (*head, *messages),
+            follows=(*head, *messages) if earlier is None else None,
             after=tuple(after),
             tools=tools,
         )
@@ -469,6 +472,14 @@ class Conversation:
             return None
         return marks, marks.open_in(turn.text) if before is None else marks.left_open_in(before["content"])
 
+    def check(self, turn: Turn) -> None:
+        """Raise InvalidRequestError if the conversation is not the one that the turn follows."""
+        if turn.follows not in (None, (*self._head, *self._messages)):
+            raise InvalidRequestError(
+                "the conversation has changed since this answer was prepared",
+                hint="call generate again, behind the change",
+            )
+
     def begin(self, turn: Turn, history: list[int]) -> None:
         """Begin to answer the turn: ``history`` holds its tokens, and the answer's are added."""
         if turn.earlier is not None:
@@ -476,6 +487,7 @@ class Conversation:
             self._gone = []
         self._gone += self._messages[: turn.dropped]
         del self._messages[: turn.dropped]
+        self._rendered = ""  # before the history, which the messages do not spell until the turn joins them
         self.history = history
 
     def end(self, turn: Turn, said: Said, answer_ids: list[int]) -> None:
@@ -484,7 +496,6 @@ class Conversation:
         An answer that was begun stays also if no token was added.
         """
         del self.history[len(turn.tokens) + len(answer_ids) :]
-        self._rendered = ""
         if turn.message is None:
             return
         if not (said.raw or answer_ids):
