@@ -380,7 +380,10 @@ class Generation:
 
     def _at_hand(self) -> Event | None:
         """An event that came with an earlier one. Without one the answer begins, unless it has begun or ended."""
-        self._process.check()
+        if not self._ended:
+            self._process.check()  # another process's answer would be waited for without an end
+        elif self._process.left:
+            return None
         with self._step:
             if self._waiting:
                 with contextlib.suppress(IndexError):  # closed by a signal handler on this thread

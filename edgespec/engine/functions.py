@@ -112,7 +112,7 @@ def _tool(function: Function) -> _Tool:
         hint = hints.get(each.name, Any)
         try:
             kinds[each.name], schemas[each.name] = kind_of(hint), _schema(hint)
-        except (TypeError, NameError, RecursionError):  # also of a dataclass that names itself or what is not there
+        except Exception:  # also a dataclass that names itself, or what is not there
             problem = f"the parameter {each.name} of the tool {name} has a type that JSON does not have: {hint}"
             raise InvalidRequestError(problem, hint=f"known: {_TYPES}", param="functions") from None
         if each.default is each.empty:
@@ -124,11 +124,13 @@ def _tool(function: Function) -> _Tool:
 
 
 def _hints(function: Function, name: str) -> dict[str, Any]:
-    stated, own, scope = getattr(function, "__annotations__", {}), cast(Any, function), None
-    if "return" in stated:  # which may name what only a type checker imports
-        own = SimpleNamespace(__annotations__={each: hint for each, hint in stated.items() if each != "return"})
-        scope = getattr(inspect.unwrap(function), "__globals__", None)
+    own, scope = cast(Any, function), None
     try:
+        stated = getattr(function, "__annotations__", {})
+        if "return" in stated and not hasattr(function, "__no_type_check__"):
+            # The result's type may be what only a type checker imports.
+            own = SimpleNamespace(__annotations__={each: hint for each, hint in stated.items() if each != "return"})
+            scope = getattr(inspect.unwrap(function), "__globals__", None)
         return get_type_hints(own, scope, include_extras=True)
     except Exception as error:  # an annotation as text may be any expression
         problem = f"the annotations of the tool {name} cannot be read: {error}"
