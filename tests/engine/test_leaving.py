@@ -258,7 +258,7 @@ def test_a_forked_process_can_leave_what_answers_and_does_not_disturb_its_parent
                 for each in (generation, session, engine)[first:]:
                     each.close()
                 if first == 0:
-                    assert list(generation) == [], "closed here, and it waits for nothing"
+                    assert list(generation) == [], "closed here: it does not wait"
                 with pytest.raises(ClosedError):
                     session.generate("more")
                 os._exit(0)
