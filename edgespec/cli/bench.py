@@ -149,7 +149,7 @@ def bench(
     # A history would guess from the answer to the same prompt a moment ago.
     chosen = replace(flags.resolve(), history=False)
     sampling = drawn.over(Sampling(rule=chosen.rule), seed=seed)
-    same_text = sampling.greedy or sampling.rule == "keyed"
+    same_text = not sampling.uses_rejection
     others = _find_comparable(chosen, compare, state) if compare else ()
     with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
         cap = engine.pair.depth_cap_allowed

@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.files.atomic import replacing
 from edgespec.files.checked import parse_object
-from edgespec.files.disk import is_file, is_folder
+from edgespec.files.disk import is_there
 from edgespec.files.home import Home
 from edgespec.store.catalogue import catalogue
 from edgespec.store.references import LocalPath, parse_reference
@@ -75,6 +75,6 @@ def name_of(target: str) -> str:
     with contextlib.suppress(EdgespecError, OSError):
         reference = parse_reference(target, catalogue().keys())
         # A name of another kind, as ollama:NAME, is read as a path that does not exist.
-        if isinstance(reference, LocalPath) and (is_file(reference.path) or is_folder(reference.path)):
+        if isinstance(reference, LocalPath) and is_there(reference.path):
             return str(reference.path.absolute())
     return target
