@@ -237,6 +237,11 @@ def test_a_missing_gguf_a_folder_and_a_pipe_are_refused(tmp_path: Path) -> None:
         assert "not a regular file" in refused(tmp_path / "pipe").reason
 
 
+def test_scores_may_be_whole_numbers_as_in_mistrals_own_files(tmp_path: Path) -> None:
+    keys = [*tokens("<unk>", "a"), ("tokenizer.ggml.scores", ARR, array(I32, [0, -1]))]
+    assert list(read(tmp_path / "m.gguf", build(keys)).values("tokenizer.ggml.scores")) == [0, -1]
+
+
 @pytest.fixture(scope="module")
 def small() -> bytes:
     """A complete model file of a few hundred bytes, so that tests can change every byte."""

@@ -221,7 +221,7 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
         raise cursor.fail("tokenizer.ggml.tokens is empty", entries["tokenizer.ggml.tokens"].offset)
     # llama.cpp indexes token_type and scores by token id without a bounds check.
     _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
-    _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens)
+    _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens, or_kind="int32")  # Mistral's own files
     _table(cursor, entries, "tokenizer.ggml.merges", "string", None)
     for key in (*_TOKEN_IDS, "general.file_type"):
         _integers(cursor, entries, key, 0, 2**32 - 1, per_layer=False)
@@ -259,11 +259,13 @@ def _text(cursor: Cursor, entries: Mapping[str, Entry], key: str) -> str | None:
     return entry.value
 
 
-def _table(cursor: Cursor, entries: Mapping[str, Entry], key: str, kind: str, count: int | None) -> int | None:
+def _table(
+    cursor: Cursor, entries: Mapping[str, Entry], key: str, kind: str, count: int | None, *, or_kind: str = ""
+) -> int | None:
     entry = entries.get(key)
     if entry is None:
         return None
-    if entry.kind != kind or entry.count is None:
+    if entry.kind not in (kind, or_kind) or entry.count is None:
         raise cursor.fail(f"{key} must be an array of {kind} but is {_describe(entry)}", entry.offset)
     if count is not None and entry.count != count:
         raise cursor.fail(f"{key} has {entry.count} elements for {count} tokens", entry.offset)
