@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import ModelFileError
 from edgespec.files.disk import is_folder
 from edgespec.files.gguf.header import read_header
-from edgespec.files.gguf.names import is_auxiliary, part_name
+from edgespec.files.gguf.names import models_among, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
@@ -170,7 +170,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
 
 def _file_in(folder: Path) -> Path:
     """The first file of the only model in a folder; the model may be split. Raises ModelFileError."""
-    files = [path for path in sorted(folder.glob("*.gguf")) if not is_auxiliary(path.name)]
+    files = [folder / name for name in models_among(path.name for path in sorted(folder.glob("*.gguf")))]
     names = [part_name(path.name) for path in files]
     models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}
     if len(models) != 1:

@@ -86,6 +86,15 @@ def test_quantisation_names_are_read_from_file_and_folder_names(
     assert runs_natively(name, "mamba") is False
 
 
+def test_a_repositorys_drafters_are_not_its_models() -> None:
+    drafters = {"MTP/mtp-m-qat-Q4_0.gguf": 0.06, "MTP/mtp-m-qat-Q8_0.gguf": 0.1, "eagle3-m-Q8_0.gguf": 1}
+    assert chosen(listing({"m-qat-UD-Q4_K_XL.gguf": 3, **drafters})) == "UD-Q4_K_XL"
+    assert chosen(listing({"m-Q8_0.gguf": 5, **drafters})) == "Q8_0"
+    whole = listing({"m-MTP-Q8_0.gguf": 5})  # a model with a layer that drafts
+    assert chosen(whole) == "Q8_0"
+    assert chosen(listing({"mtp-m-Q8_0.gguf": 0.1})) == "Q8_0", "a repository of a drafter alone"
+
+
 def test_the_list_of_quantisations_skips_other_files_and_sums_parts() -> None:
     files = {
         "README.md": 0.1,

@@ -1,8 +1,9 @@
-"""Parses names of GGUF files: the part of a split model, and auxiliary files that are not models."""
+"""Parses names of GGUF files: the part of a split model, and files beside a model: auxiliary ones, and drafters."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 # The names that llama-gguf-split gives: NAME-00001-of-00003.gguf and so on.
@@ -14,6 +15,10 @@ MOST_PARTS = 1024
 # Auxiliary files: image projectors (mmproj) and importance matrices (imatrix) of quantisers. The name of a model
 # quantised with an importance matrix may also contain "imatrix", but states the type (Q4_K_M) as well.
 _NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix", re.IGNORECASE)
+
+# Drafters that only work with the model beside them, as they are published: MTP/mtp-NAME-Q8_0.gguf. The name of a
+# whole model with a layer that drafts has "MTP" inside.
+_DRAFTS = re.compile(r"(?:^|/)(?:mtp|eagle3|dflash|dspark)-|(?:^|/)MTP/", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +58,9 @@ def part_name(name: str) -> PartName | None:
 def is_auxiliary(name: str) -> bool:
     """Whether a GGUF file of this name is an auxiliary file (projector, imatrix) and not a model."""
     return _NO_MODEL.search(name.rpartition("/")[2]) is not None
+
+
+def models_among(names: Iterable[str]) -> list[str]:
+    """The names of GGUF files, with their folders, that are models; drafters only where there is nothing else."""
+    found = [name for name in names if name.lower().endswith(".gguf") and not is_auxiliary(name)]
+    return [name for name in found if _DRAFTS.search(name) is None] or found

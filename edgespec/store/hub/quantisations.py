@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
 from edgespec.files.disk import gib, megabytes
-from edgespec.files.gguf.names import is_auxiliary, part_name
+from edgespec.files.gguf.names import models_among, part_name
 from edgespec.store.hub.listing import HubListing
 
 # The types of our kernels (runtimes/native), by the weights of a block. The store must not import runtimes: a test
@@ -129,11 +129,10 @@ def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisati
     """Every model of the repository, the smallest first; offline only models whose parts are all cached."""
     sizes = {entry.name: entry.bytes for entry in listing.entries}
     models: dict[str, tuple[str, ...]] = {}
-    for file in sizes:
-        if file.lower().endswith(".gguf") and not is_auxiliary(file):
-            part = part_name(file)
-            files = (file,) if part is None else part.names
-            models[files[0]] = files
+    for file in models_among(sizes):
+        part = part_name(file)
+        files = (file,) if part is None else part.names
+        models[files[0]] = files
     found = []
     for first, files in models.items():
         if listing.cached and not all(file in sizes for file in files):
