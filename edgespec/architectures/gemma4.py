@@ -5,7 +5,7 @@ ones, inputs of each layer (E2B, E4B), and a dense feed-forward beside experts (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -197,6 +197,13 @@ def _forms(facts: Facts, sizes: Sizes, block: str, *, has_keys: bool) -> tuple[T
     )
 
 
+def _as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None:
+    """Its tokenizer's name: Ollama's converter (convert_gemma4.go) calls it SentencePiece, and its scores are ids."""
+    if facts.get("tokenizer.ggml.model") != "llama" or "tokenizer.ggml.merges" not in facts:
+        return None
+    return {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.add_space_prefix": False}
+
+
 ARCHITECTURE = Architecture(
     name="gemma4",
     saved=SavedForm(),
@@ -210,4 +217,5 @@ ARCHITECTURE = Architecture(
     norms_values=True,
     caps=True,
     scales_tokens_only=True,
+    completed=_as_llama_cpp_reads,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgespec.architectures.shape import ROPE_FACTORS, Architecture, Facts, SavedForm, Scales, Sizes
 
 _TEMPERATURE = "attention.temperature_scale"
@@ -18,6 +20,27 @@ def _scales(facts: Facts, sizes: Sizes) -> Scales:
     return Scales(score=score, temperature=facts.number(_TEMPERATURE, within=(1e-6, 1e3)), span=span)
 
 
+# The names of Ollama's converter (convert_mistral.go, convert_mistral_causal.go).
+_OLLAMA = {
+    "rope.scaling.yarn_beta_fast": "rope.scaling.beta_fast",
+    "rope.scaling.yarn_beta_slow": "rope.scaling.beta_slow",
+    "rope.scaling.yarn_log_multiplier": "rope.scaling.mscale_all_dim",
+    _TEMPERATURE: "rope.scaling_beta",
+}
+
+
+def _as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None:
+    """Keys that Ollama's converter named otherwise, and the pre-tokenizer, which it did not know."""
+    found = {
+        f"mistral3.{key}": facts[f"mistral3.{old}"]
+        for key, old in _OLLAMA.items()
+        if f"mistral3.{old}" in facts and f"mistral3.{key}" not in facts
+    }
+    if found and facts.get("tokenizer.ggml.pre") in (None, "", "default"):
+        found["tokenizer.ggml.pre"] = "tekken"
+    return found or None
+
+
 ARCHITECTURE = Architecture(
     name="mistral3",
     saved=SavedForm(
@@ -32,4 +55,5 @@ ARCHITECTURE = Architecture(
     neighbours=True,
     rope_tensors=frozenset({ROPE_FACTORS}),
     scales=_scales,
+    completed=_as_llama_cpp_reads,
 )

@@ -113,6 +113,34 @@ def test_ollamas_key_names_of_gemma3_are_read(gemma: Path) -> None:
     assert kept.metadata["gemma3.attention.sliding_window_pattern"] == (True, False)
 
 
+def test_ollamas_key_names_of_mistral3_are_read(tmp_path: Path) -> None:
+    plain = write_tiny_gguf(tmp_path / "raw.gguf", architecture="mistral3", quant="Q8_0", seed=3)
+    scaling = {"factor": 16.0, "original_context_length": 16, "type": "yarn"}
+    keys = {f"mistral3.rope.scaling.{key}": value for key, value in scaling.items()} | {
+        "tokenizer.ggml.pre": "tekken"
+    }
+    own = {
+        "rope.scaling.yarn_beta_fast": 24.0,
+        "rope.scaling.yarn_beta_slow": 2.0,
+        "rope.scaling.yarn_log_multiplier": 1.0,
+        "attention.temperature_scale": 0.1,
+    }
+    names = ("rope.scaling.beta_fast", "rope.scaling.beta_slow", "rope.scaling.mscale_all_dim", "rope.scaling_beta")
+    olds = dict(zip(names, own.values(), strict=True))
+
+    def with_keys(name: str, more: Mapping[str, float], **others: str) -> Path:
+        given = {**keys, **others, **{f"mistral3.{key}": value for key, value in more.items()}}
+        return rewrite_gguf(plain, tmp_path / name, keep=lambda key: key not in given, keys=given)
+
+    ours = with_keys("own.gguf", own)
+    theirs = with_keys("ollama.gguf", olds, **{"tokenizer.ggml.pre": "default"})
+    header = read_header(theirs)
+    assert header.completed
+    assert not read_header(ours).completed
+    assert header.metadata["tokenizer.ggml.pre"] == "tekken"
+    assert scores(theirs) == scores(ours) != scores(plain)
+
+
 def test_metadata_of_llama_cpps_own_files_is_not_completed(gemma: Path, tiny: TinyModels) -> None:
     for path in (gemma, tiny.target):
         header = read_header(path)

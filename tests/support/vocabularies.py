@@ -24,13 +24,14 @@ def write_vocabulary(
     ids: Mapping[str, int] | None = None,
     flags: Mapping[str, bool] | None = None,
     template: str | None = None,
+    architecture: str = "llama",
 ) -> Path:
     """Write ``tokens`` (texts and types) to ``path`` and return the path.
 
     The first pieces have the best scores. ``ids`` name tokens ("eos", "fim_pad"), ``flags`` are other keys of the
     tokenizer ("add_bos_token").
     """
-    writer = gguf.GGUFWriter(str(path), "llama")
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name(name)
     writer.add_context_length(64)
     writer.add_block_count(1)
@@ -44,7 +45,7 @@ def write_vocabulary(
     writer.add_token_types([kind for _, kind in tokens])
     if model == "llama":
         writer.add_token_scores([-float(rank) for rank in range(len(tokens))])
-    else:
+    if merges or model != "llama":
         writer.add_token_merges(merges or ["a b"])
     for key, token in (ids or {}).items():
         writer.add_uint32(f"tokenizer.ggml.{key}_token_id", token)

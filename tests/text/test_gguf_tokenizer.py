@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -149,6 +150,35 @@ def gemma_4(tmp_path_factory: pytest.TempPathFactory) -> Both:
     return Both.of(
         write_vocabulary(path, tokens, model="gemma4", pre="default", merges=GEMMA_4, flags=flags, ids=ids)
     )
+
+
+def test_a_gemma_4_of_ollamas_converter_is_read_as_llama_cpps(tmp_path: Path) -> None:
+    """It is called SentencePiece, its scores are ids, and its byte tokens are ordinary text."""
+    tokens = [*SENTENCEPIECE[:3], *((text, NORMAL) for text, _ in SENTENCEPIECE[3:259])]
+    tokens += [(piece, NORMAL) for piece in ("a", "b", "▁", "é", *(merge.replace(" ", "") for merge in GEMMA_4[:4]))]
+    given: dict[str, Any] = {
+        "pre": "gemma4",
+        "merges": GEMMA_4[:4],
+        "flags": {"add_bos_token": False},
+        "ids": {"bos": 1, "eos": 2},
+    }
+    theirs, own = (
+        write_vocabulary(tmp_path / f"{model}.gguf", tokens, model=model, architecture="gemma4", **given)
+        for model in ("llama", "gemma4")
+    )
+    found, expected = (GgufTokenizer(read_header(path)) for path in (theirs, own))
+    for text in ("ab ab", "a\nb  a", "aé\U0001f642b"):
+        ids = found.encode(text, add_bos=True)
+        assert ids == expected.encode(text, add_bos=True)
+        assert found.detokenize(ids[1:]) == text
+
+
+def test_of_gemma_4s_tokens_with_equal_texts_the_first_is_encoded(tmp_path: Path) -> None:
+    tokens = [*SENTENCEPIECE[:259], *((piece, NORMAL) for piece in ("a", "b", "ab", "ab"))]
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, model="gemma4", pre="default", merges=["a b"])
+    found = GgufTokenizer(read_header(path))
+    assert found.encode("ab") == [261]
+    assert found.token_bytes(261) == found.token_bytes(262) == b"ab"
 
 
 def test_gemma_4s_facts_are_llama_cpps(gemma_4: Both) -> None:

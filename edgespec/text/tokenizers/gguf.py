@@ -20,6 +20,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
 from edgespec.text.tokenizers.vocabulary import (
     BPE,
+    BYTE_TOKEN,
     GEMMA_4,
     SENTENCEPIECE,
     Kind,
@@ -30,7 +31,7 @@ from edgespec.text.tokenizers.vocabulary import (
 )
 
 _BLANK = "\u2581"  # SentencePiece's letter for a blank
-_BYTE, _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>"), "<0x%02X>"
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 # Longer pieces are never merged: they have too many splits to try. Gemma 3's longest has 31 characters.
 _LONGEST_PIECE = 512
 # From this many characters on, other threads run while text is cut: a million takes seconds. Shorter ones take less
@@ -176,7 +177,7 @@ class GgufTokenizer:
         ]
 
     def _spell_bytes(self, piece: bytes) -> list[int]:
-        names = (_BYTE_TOKEN % byte if self._vocabulary.has_blanks else _LETTERS[byte] for byte in piece)
+        names = (BYTE_TOKEN % byte if self._vocabulary.has_blanks else _LETTERS[byte] for byte in piece)
         return [self._vocabulary.ids[name] for name in names if name in self._vocabulary.ids]
 
     def _parts(self, text: str, *, special: bool) -> list[int | str]:
@@ -246,7 +247,7 @@ def written(vocabulary: Vocabulary, piece: bytes) -> str:
     if not vocabulary.has_blanks:
         return "".join(_LETTERS[byte] for byte in piece)
     text = _text_or_none(piece)
-    return "".join(_BYTE_TOKEN % byte for byte in piece) if text is None else text.replace(" ", _BLANK)
+    return "".join(BYTE_TOKEN % byte for byte in piece) if text is None else text.replace(" ", _BLANK)
 
 
 def _text_or_none(piece: bytes) -> str | None:

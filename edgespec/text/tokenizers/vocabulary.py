@@ -59,6 +59,8 @@ _SHOWN = frozenset({"<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"})
 # Tokens that a template writes as marks of turns, and that may be shown.
 MARKS = (*sorted(_SHOWN), "<|end|>")
 
+BYTE_TOKEN = "<0x%02X>"
+
 # Default begin- and end-of-sequence ids.
 _DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2), GEMMA_4: (None, None)}
 
@@ -139,11 +141,17 @@ class Vocabulary:
             text or f"[EMPTY_{token}]" for token, text in enumerate(strings(header, "tokenizer.ggml.tokens"))
         ]
         self.ids = {text: token for token, text in enumerate(self.texts)}
-        if len(self.ids) != len(self.texts):
+        if len(self.ids) != len(self.texts) and self.model == GEMMA_4:  # Google's own files have three texts twice
+            self.ids = {text: token for token, text in reversed([*enumerate(self.texts)])}  # text becomes the first
+        elif len(self.ids) != len(self.texts):
             twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
         stated = StatedKinds(header, fills_in=all(map(self._has_fill_in, _OLDER_KEYS)))
         self.kinds: list[int] = list(stated.kinds) or [Kind.NORMAL] * len(self.texts)
+        if self.model == GEMMA_4:  # Ollama's converter calls its byte tokens ordinary text
+            for name in (BYTE_TOKEN % byte for byte in range(256)):
+                if name in self.ids:
+                    self.kinds[self.ids[name]] = Kind.BYTE
         self.split = WORD_SPLITS.get(str(header.metadata.get("tokenizer.ggml.pre"))) if self.model == BPE else None
         bos, eos = _DEFAULT_ENDS[self.model]
         self.bos = self._token_named("bos", bos if self.split is None or self.split.has_bos else None)
