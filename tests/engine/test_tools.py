@@ -14,7 +14,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Event, Notice, Round, Text
 from edgespec.engine.session import Session
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, TemplateError
 from edgespec.files.gguf.header import read_header
 from edgespec.text.conversation.answer_parts import AnswerText, Said
 from edgespec.text.conversation.conversation import Conversation, PromptFormat
@@ -23,7 +23,7 @@ from edgespec.text.conversation.messages import check_conversation
 from edgespec.text.conversation.pieces import Piece, ToolCall
 from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.conversation.tool_use import tool_use
-from edgespec.text.conversation.tools import MOST_TOOLS, check_tools
+from edgespec.text.conversation.tools import MOST_TOOLS, check_tools, read_calls
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import ControlToken
 from tests.engine.test_spelled_controls import BOS, END, START, controls, shown
@@ -286,7 +286,7 @@ def nested(depth: int) -> Any:
         ([tool(parameters=[])], None, "the parameters of the tool weather are not a JSON schema of an object"),
         ([tool(parameters={"properties": []})], None, "the parameters of the tool weather are not a JSON schema"),
         ([tool(parameters={"properties": {"a>": {}}})], None, "a parameter of the tool weather is named 'a>'"),
-        ([tool(parameters=nested(40))], None, "a tool nests more than 24 deep"),
+        ([tool(parameters=nested(60))], None, "a tool nests more than 48 deep"),
         ([tool(description="x" * 2**20)], None, "a tool has more than 1048576 characters"),
         ([tool(parameters={"a": float("inf")})], None, "a tool holds float inf, which is not JSON"),
         ([tool(parameters={"a": object()})], None, "a tool holds object"),
@@ -340,13 +340,42 @@ def test_wrong_calls_and_results_are_refused(session: Session, messages: Any, sa
 
 @pytest.mark.parametrize(
     "arguments",
-    ["{", "[" * 99999, [1], '{"a": NaN}', json.dumps(nested(40)), '{"city": "x'],
+    ["{", "[" * 99999, [1], '{"a": NaN}', json.dumps(nested(60)), '{"city": "x'],
 )
 def test_other_arguments_than_a_json_object_become_an_empty_one(session: Session, arguments: Any) -> None:
     messages = [user(), call(arguments=arguments), result()]
     _, _, after = check_conversation(None, messages, raw=False)
     assert after[0]["tool_calls"][0]["function"]["arguments"] == "{}"
     assert list(session.generate(messages=messages, tools=[tool()], max_tokens=1))
+
+
+def test_tools_are_taken_as_programs_of_other_languages_write_them() -> None:
+    absent = {"type": "object", "properties": None, "required": None}
+    for function in (tool(parameters=absent), tool("fs.read_file-2"), tool(parameters=nested(30))):
+        (found,) = check_tools([function])
+        assert found["function"]["name"] == function["function"]["name"]
+    (found,) = check_tools([tool(parameters=absent)])
+    assert found["function"]["parameters"] == {"type": "object"}
+    (kept,) = read_calls(1, [call(arguments=nested(30))["tool_calls"][0]])
+    assert json.loads(kept["function"]["arguments"]) == nested(30)
+
+
+def test_a_template_that_joins_texts_shows_tools_without_descriptions(vocabulary: LlamaTokenizer) -> None:
+    """As gpt-oss' does, which fails for such a tool otherwise."""
+    source = (
+        "{% for t in tools or [] %}{{ '// ' + t.function.description + '\\n' }}"
+        "{% for name, p in t.function.parameters.properties.items() %}{{ ', default: ' + p.default }}{% endfor %}"
+        "{% endfor %}{{ messages[0].content }}"
+    )
+    form = PromptFormat("tiny", vocabulary, source, None)
+    limit = {"limit": {"type": "integer", "enum": [10, 20], "default": 20}}
+    own = {"name": "weather", "parameters": {"type": "object", "properties": limit}}
+    (bare,) = check_tools([{"type": "function", "function": own}])
+    assert form.read([user()], [bare]) == "// \n, default: 20hello"
+    (described,) = check_tools([{"type": "function", "function": {**own, "description": "It is"}}])
+    assert form.read([user()], [described]) == "// It is\n, default: 20hello"
+    with pytest.raises(TemplateError):
+        PromptFormat("tiny", vocabulary, "{{ tools[0].nothing + 'a' }}", None).read([user()], [described])
 
 
 def test_calls_without_ids_are_answered_in_order() -> None:

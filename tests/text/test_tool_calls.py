@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edgespec.text.conversation import call_formats as formats
-from edgespec.text.conversation.call_formats import HERMES, LLAMA, MISTRAL, QWEN_XML, CallFormat, call_format
+from edgespec.text.conversation.call_formats import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MOST_NAME,
+    QWEN_XML,
+    CallFormat,
+    call_format,
+)
+from edgespec.text.conversation.call_reader import Known
 from edgespec.text.conversation.pieces import Piece, ToolCall
 from edgespec.text.conversation.tool_calls import MOST_CALLS, CallText
 from tests.support.call_samples import FORMATS, SAMPLES
@@ -25,9 +34,9 @@ def parser(form: CallFormat) -> CallText:
     return CallText(form, KNOWN, ids="abcdefg")
 
 
-def found(form: CallFormat, *chunks: str) -> tuple[str, list[tuple[str, str]]]:
+def found(form: CallFormat, *chunks: str, known: Known = KNOWN) -> tuple[str, list[tuple[str, str]]]:
     """The text without calls, and the calls."""
-    own = parser(form)
+    own = CallText(form, known, ids="abcdefg")
     pieces = [piece for chunk in chunks for piece in own.feed(chunk)] + own.flush()
     assert "".join(piece.raw for piece in pieces) == "".join(chunks), "nothing is lost"
     calls = [piece.call for piece in pieces if piece.call]
@@ -231,6 +240,14 @@ def test_calls_beyond_the_most_are_text() -> None:
 def test_many_braces_are_text(form: CallFormat) -> None:
     for text in ("{" * 20_000, "<tool_call>" + "{" * 20_000 + "}" * 20_000, "[TOOL_CALLS]" + "{" * 20_000):
         assert found(form, text) == (text, [])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_names_of_tools_may_be_as_long_as_they_are_accepted(name: str) -> None:
+    form, sample = SAMPLES[name]
+    long = "fs." + "w" * (MOST_NAME - 3)
+    said, calls = found(form, *sample.replace("weather", long), known={long: {}})
+    assert [call[0] for call in calls] == [long], said
 
 
 @pytest.mark.parametrize("end", ["}", "}}"])

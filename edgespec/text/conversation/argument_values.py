@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from edgespec.text.conversation.literals import PYTHON, to_json
 
-# Schemas within schemas, references included. A request's JSON nests 24 deep; real tools have few references. A step
+# Schemas within schemas, references included. A request's JSON nests 48 deep; real tools have few references. A step
 # takes three of Python's 1 000 frames.
 _DEEPEST = 64
 
@@ -166,6 +166,9 @@ class _Schemas:
             self._looked_at.add(target)
             parts.append(self._at(target))
         told = _told(or_, [self.parameter(each, name, depth + 1) for each in parts])
+        patterns = schema.get("patternProperties")
+        if told is None and isinstance(patterns, Mapping):  # a client's pattern is not run: any of them may fit
+            told = _told(or_, [self.allowed(each, depth + 1) for each in patterns.values()])
         return self.allowed(others, depth) if told is None else told
 
     def listed(self) -> Listed:

@@ -9,10 +9,13 @@ from functools import cached_property
 
 from edgespec.text.conversation.literals import JSON, MARKED, PYTHON, Syntax
 
+# Anthropic's limit of the characters of a tool's name. OpenAI's is 64.
+MOST_NAME = 128
+
 # What a mark has between its own characters, and the fewest and the most characters of it. A key may hold quotes.
 # A line break stands for any blanks.
 _FILLED = {
-    "{name}": (r"[\w-]", 1, 64),
+    "{name}": (r"[\w.-]", 1, MOST_NAME),
     "{key}": (r"[^<>\n]", 1, 256),
     "{kind}": (r"[a-z]", 1, 16),
     "{id}": (r"[\w.:-]", 1, 64),

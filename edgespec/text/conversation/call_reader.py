@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edgespec.text.conversation.argument_values import allowed, as_json, as_kind
-from edgespec.text.conversation.call_formats import CallFormat, Mark
+from edgespec.text.conversation.call_formats import MOST_NAME, CallFormat, Mark
 from edgespec.text.conversation.literals import TEXT_ENDS, to_json
 
 T = TypeVar("T")
@@ -318,7 +318,7 @@ class CallReader:
         return None if behind and behind.end() == len(held.text) and not held.final else behind is not None
 
 
-_BARE_NAME = re.compile(r'\{{1,2}\s{0,8}"name"\s{0,8}:\s{0,8}"([^"\\]{0,64})"')
+_BARE_NAME = re.compile(rf'\{{{{1,2}}\s{{0,8}}"name"\s{{0,8}}:\s{{0,8}}"([^"\\]{{0,{MOST_NAME}}})"')
 _BARE_KEY = re.compile(r'\{{1,2}\s{0,8}"(\w{0,64})"')
 _BARE_KEYS = ("name", "type", "arguments", "parameters")
 _FENCES = ("```json", "```")

@@ -23,7 +23,7 @@ from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, first_that_fits, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
 from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use, with_calls_in_text
-from edgespec.text.conversation.tools import Message
+from edgespec.text.conversation.tools import Message, eased
 from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
@@ -136,11 +136,14 @@ class PromptFormat:
                 raise InvalidRequestError(f"{self._name} cannot read calls: its chat template cannot show them")
             messages = [with_calls_in_text(message, form) for message in messages]
         shaped = template.shaped([dict(message) for message in messages], tools=bool(tools))
-        shown = {"tools": tools} if tools else {}
-        values = {**variables, **shown, "messages": shaped}
-        if not continues:
-            return template.render(values, budget)
-        prompt = template.continued(values, budget)
+        values = {**variables, "messages": shaped}
+        write = template.continued if continues else template.render
+        try:
+            prompt = write({**values, "tools": tools} if tools else values, budget)
+        except TemplateError:
+            if not tools or (others := eased(tools)) == list(tools):
+                raise
+            prompt = write({**values, "tools": others}, budget)
         if prompt is None:
             raise InvalidRequestError(
                 f"{self._name} cannot continue the assistant's message: its chat template does not show it last",

@@ -10,19 +10,21 @@ from typing import Any
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.chat_template.budget import INTEGER_BITS
+from edgespec.text.conversation.call_formats import MOST_NAME
 from edgespec.text.plain import mended, plain
 
 Message = dict[str, Any]
 
-# OpenAI's limit of functions, and Anthropic's of the letters, digits, underscores and hyphens in their names.
+# OpenAI's limit of functions.
 MOST_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+# MCP's names may have dots, too.
+_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MOST_NAME}}}")
 # What may be half of a surrogate pair in JSON.
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 # A context of 128 000 tokens holds about half of it.
 _MOST_CHARACTERS = 2**20
 # Deeper than JSON schemas of real tools, and within the nesting of a template's values.
-_DEEPEST = 24
+_DEEPEST = 48
 # A model that writes arguments between marks could not name other parameters in a call.
 _KEY = re.compile(r"[^<>\x00-\x1f]{1,256}")
 
@@ -87,17 +89,46 @@ def _tool(number: int, tool: Any) -> Message:
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"tool {number} has no valid name: {name!r:.70}", hint="1 to 128 letters, digits, underscores and hyphens"
+            f"tool {number} has no valid name: {name!r:.70}",
+            hint=f"1 to {MOST_NAME} letters, digits, underscores, hyphens and dots",
         )
     described = {key: value for key, value in function.items() if value is not None}
     described.setdefault("parameters", {"type": "object", "properties": {}})
     if not isinstance(described.get("description", ""), str):
         raise InvalidRequestError(f"the description of the tool {name} is not text")
     parameters = described["parameters"]
+    if isinstance(parameters, dict):  # Go writes null for what is absent
+        absent = [key for key in ("properties", "required") if key in parameters and parameters[key] is None]
+        parameters = described["parameters"] = {key: each for key, each in parameters.items() if key not in absent}
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
         raise InvalidRequestError(f"the parameters of the tool {name} are not a JSON schema of an object")
     _check_keys(parameters.get("properties", {}), name)
     return {**tool, "type": "function", "function": described}
+
+
+def eased(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The tools for a template that joins texts: each has a description, and defaults in a choice are texts.
+
+    gpt-oss' template fails without them.
+    """
+
+    def texts(value: Any) -> Any:
+        if isinstance(value, list):
+            return [texts(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        own = {key: texts(each) for key, each in value.items()}
+        if ("enum" in own or "oneOf" in own) and not isinstance(own.get("default", ""), str):
+            own["default"] = json.dumps(own["default"], ensure_ascii=False)
+        return own
+
+    return [
+        {
+            **tool,
+            "function": {"description": "", **tool["function"], "parameters": texts(tool["function"]["parameters"])},
+        }
+        for tool in tools
+    ]
 
 
 def read_calls(number: int, calls: object) -> list[Message]:
