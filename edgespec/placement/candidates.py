@@ -17,9 +17,8 @@ from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.placement.memory import estimate_memory, layer_bytes, layers_that_fit
 from edgespec.placement.prepared import Preparation, PreparedModel, processor_runtimes
-from edgespec.planning.choice.evaluation import memory_not_known
-from edgespec.planning.choice.options import Footprint, Rejected, placed_name
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.evaluation import memory_not_known, no_room
+from edgespec.planning.choice.options import HEADROOM_BYTES, Footprint, Rejected, placed_name
 from edgespec.planning.choice.settled import Place
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
@@ -120,7 +119,7 @@ class Placements:
         needed, available = place.needed_bytes[place.memory], self.memory_bytes.get(place.memory)
         verdict = memory_not_known(place.memory)
         if available is not None:
-            verdict = Reason("no_room", f"needs {gib(needed)} on {place.memory} and {gib(available)} may be used")
+            verdict = no_room(place.memory, needed, available)
         what = f"{place.name}, drafting" if drafting else place.name
         return Rejected(
             what=what,

@@ -14,7 +14,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
 from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import PreparedModel
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.options import HEADROOM_BYTES
 from edgespec.runtimes.table import runtime_of
 
 # Coding agents begin with 7 000 to 19 000 tokens, and 32 768 leave room for their work. A chat fits in 4 096, which

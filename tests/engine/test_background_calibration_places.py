@@ -21,8 +21,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.placement.candidates import NOT_MEASURED, Placements
 from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
-from edgespec.planning.choice.options import Ranking
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.options import HEADROOM_BYTES, Ranking
 from edgespec.profiles.profile import Profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.library import LlamaLibrary

@@ -26,7 +26,7 @@ from edgespec.placement.candidates import (
 )
 from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import Preparation
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.options import HEADROOM_BYTES
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.devices import Device

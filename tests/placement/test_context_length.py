@@ -25,8 +25,7 @@ from edgespec.placement.context_length import (
 )
 from edgespec.placement.memory import in_steps
 from edgespec.placement.prepared import Preparation, PreparedModel
-from edgespec.planning.choice.options import Footprint
-from edgespec.planning.choice.ranking import HEADROOM_BYTES
+from edgespec.planning.choice.options import HEADROOM_BYTES, Footprint
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.store.locate import Locator

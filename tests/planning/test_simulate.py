@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import MemoryLimitError
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, explain, reasons
+from edgespec.planning.choice.options import HEADROOM_BYTES
+from edgespec.planning.choice.ranking import explain, reasons
 from edgespec.planning.cost.curve import Curve
 from edgespec.planning.cost.round_simulation import SimulatedPair
 from edgespec.planning.cost.widths import WIDEST
@@ -89,12 +90,6 @@ def test_with_more_gpu_memory_the_laptop_runs_everything_on_its_gpu() -> None:
 def test_a_described_target_that_fits_nowhere_raises_one_sentence() -> None:
     with pytest.raises(MemoryLimitError, match="fits nowhere: on cpu it needs"):
         simulate(with_memory(machine_called("board-4gb"), "cpu", 1_000_000_000))
-
-
-def test_simulate_passes_the_margin_to_the_ranking() -> None:
-    flat = machine_called("ultrabook-8gb-flat")
-    assert simulate(flat).best.mode == "serial"
-    assert simulate(flat, margin=10.0).best.mode == "plain"
 
 
 def test_the_roofline_is_flat_while_memory_bound_and_then_rises_with_width() -> None:

@@ -32,7 +32,7 @@ from edgespec.planning.choice.planner import (
     depth_cap,
     drafter_options,
 )
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, Pair
+from edgespec.planning.choice.ranking import Pair
 from edgespec.planning.choice.settled import Answered, clearly_faster, usual_seconds
 from edgespec.planning.cost.acceptance import NO_PRIOR, POSITIONS, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
@@ -255,7 +255,7 @@ class PairMeasurements:
         )
         if places.targets or places.drafters:
             memory |= {HOST: allowed_bytes, **places.memory_bytes}
-        for name, needed in taken_bytes(own, drafters if loaded else (), HEADROOM_BYTES).items():
+        for name, needed in taken_bytes(own, drafters if loaded else ()).items():
             memory[name] = max(memory.get(name, 0), needed)  # loaded models fit
         others, refused = self._other_targets(places)
         moved, untimed = self._other_drafters(drafters, costs, places, loaded=loaded)

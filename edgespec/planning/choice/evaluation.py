@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.files.disk import gib
 from edgespec.interfaces.reasons import Reason
-from edgespec.planning.choice.options import Candidate, DrafterOption, Rejected, TargetOption
+from edgespec.planning.choice.options import HEADROOM_BYTES, Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.acceptance import UNKNOWN
 from edgespec.planning.cost.contention import Contention
@@ -45,7 +45,6 @@ class Evaluation:
     cap: int | None
     asked: int | None
     margin: float
-    headroom_bytes: int
 
     @property
     def what(self) -> str:
@@ -54,15 +53,14 @@ class Evaluation:
     def refused(self, memory_bytes: Mapping[str, int]) -> Rejected | None:
         """Why the pair cannot draft in any mode; None if it can."""
         if self.drafter.footprint is not None:
-            memory, needed = self.drafter.footprint.memory, self.drafter.footprint.device_bytes + self.headroom_bytes
-            taken = self.target.footprint.taken(self.headroom_bytes).get(memory, 0)
+            memory, needed = self.drafter.footprint.memory, self.drafter.footprint.device_bytes + HEADROOM_BYTES
+            taken = self.target.footprint.taken().get(memory, 0)
             if memory not in memory_bytes:
                 return self._reject(memory_not_known(memory))
             left = memory_bytes[memory] - taken
             if needed > left:
                 where = "are free with the target loaded" if taken else "may be used"
-                reason = Reason("no_room", f"needs {gib(needed)} on {memory} and {gib(left)} {where}")
-                return self._reject(reason, needed_bytes=needed, available_bytes=left)
+                return self._reject(no_room(memory, needed, left, where), needed_bytes=needed, available_bytes=left)
         if self.cap is None:
             return self._reject(
                 Reason("widths_not_measured", "how many guesses keep the text identical has not been measured there")
@@ -175,7 +173,7 @@ class Evaluation:
             possible_speedup=possible,
             possible_depth=surest.depth,
             drafted_tokens_per_s=drafted.tokens_per_s,
-            memory_bytes=taken_bytes(self.target, (self.drafter,), self.headroom_bytes),
+            memory_bytes=taken_bytes(self.target, (self.drafter,)),
             memory_bound_speedup=expected.tokens / (1 + self._bytes_share(expected.depth)),
             why=(self._verdict(expected, drafted, speedup, most), *said, *repaid),
         )
@@ -322,12 +320,17 @@ def memory_not_known(device: str) -> Reason:
     return Reason("memory_not_known", f"how much memory {device} has is not known")
 
 
-def taken_bytes(target: TargetOption, drafters: Iterable[DrafterOption], headroom_bytes: int) -> dict[str, int]:
+def no_room(memory: str, needed: int, available: int, where: str = "may be used") -> Reason:
+    """The reason for a memory with too few available bytes."""
+    return Reason("no_room", f"needs {gib(needed)} on {memory} and {gib(available)} {where}")
+
+
+def taken_bytes(target: TargetOption, drafters: Iterable[DrafterOption]) -> dict[str, int]:
     """Bytes that target and drafters take of each memory."""
-    taken = target.footprint.taken(headroom_bytes)
+    taken = target.footprint.taken()
     for drafter in drafters:
         if drafter.footprint is not None:
-            for memory, needed in drafter.footprint.taken(headroom_bytes).items():
+            for memory, needed in drafter.footprint.taken().items():
                 taken[memory] = taken.get(memory, 0) + needed
     return taken
 

@@ -12,6 +12,10 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode
 from edgespec.planning.cost.curve import Curve, DraftCost
 
+# For each model, in addition to weights and cache: memory.py's estimate for the largest vocabulary in use (262 144
+# entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
+HEADROOM_BYTES = 192 * 2**20
+
 
 def placed_name(model: str, device: str, layers: tuple[int, int] | None) -> str:
     """A model with its device: "m on Vulkan0", or "m, 12 of 25 layers on Vulkan0"."""
@@ -37,9 +41,9 @@ class Footprint:
         """A model that is completely on its device, in a memory of the device's own name."""
         return Footprint(memory=facts.device, device_bytes=facts.weight_bytes + facts.cache_bytes(context_length))
 
-    def taken(self, headroom_bytes: int) -> dict[str, int]:
+    def taken(self) -> dict[str, int]:
         """Bytes taken of each memory; working buffers are with the device."""
-        taken = {self.memory: self.device_bytes + headroom_bytes}
+        taken = {self.memory: self.device_bytes + HEADROOM_BYTES}
         if self.host_bytes:
             taken[HOST] = taken.get(HOST, 0) + self.host_bytes
         return taken

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from edgespec.errors import MemoryLimitError
-from edgespec.files.disk import gib
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
-from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, rate
+from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, no_room, rate
 from edgespec.planning.choice.options import Candidate, DrafterOption, Ranking, Rejected, TargetOption
 from edgespec.planning.choice.plan import Mode
 from edgespec.planning.cost.contention import Contention
@@ -25,10 +24,6 @@ ExactnessRequest = Literal["stable", "near", "any"]
 
 MODES: tuple[Mode, ...] = ("plain", "serial", "pipelined")
 
-
-# For each model, in addition to weights and cache: memory.py's estimate for the largest vocabulary in use (262 144
-# entries): 64 MiB of context and 8 bytes for each of 64 rows of scores.
-HEADROOM_BYTES = 192 * 2**20
 
 Pair = tuple[str, str]
 
@@ -42,11 +37,9 @@ def rank(
     hand_over_s: Mapping[Pair, float] | None = None,
     agreed: Mapping[Pair, Mode] | None = None,
     exactness: ExactnessRequest = "stable",
-    depth_limit: int = WIDEST - 1,
     asked: int | None = None,
     modes: Sequence[Mode] = MODES,
     margin: float = DRAFT_MARGIN,
-    headroom_bytes: int = HEADROOM_BYTES,
 ) -> Ranking:
     """Rank every way to run the model of ``targets[0]`` in the given settings, with or without each drafter.
 
@@ -60,7 +53,7 @@ def rank(
     free. ``agreed``: by the same pairs, the mode that answers found faster. Two models on one device run in parallel
     only where that is "pipelined".
 
-    ``exactness``: "stable" allows depths that are bit-equal to plain decoding, "near" goes up to ``depth_limit``,
+    ``exactness``: "stable" allows depths that are bit-equal to plain decoding, "near" up to the widest forward,
     "any" as well but without probed widths (described machines). ``asked`` is a requested depth, ranked before plain
     decoding whatever its speed. Plain decoding always competes, whatever ``modes`` contains. The target is placed
     first; a drafter gets the remaining memory. Targets that are not eligible are compared with the first one's plain
@@ -74,7 +67,7 @@ def rank(
     rejected: list[Rejected] = []
     placed: list[tuple[TargetOption, str]] = []
     for target, name in zip(targets, names, strict=True):
-        refusal = _refused_target(target, name, memory_bytes, headroom_bytes)
+        refusal = _refused_target(target, name, memory_bytes)
         if refusal is None:
             placed.append((target, name))
         else:
@@ -84,7 +77,7 @@ def rank(
         raise _fits_nowhere(rejected)
 
     fastest, _ = min(open_to_plan, key=lambda pair: pair[0].curve.plain_s)
-    candidates = [_plain(target, name, fastest, headroom_bytes) for target, name in open_to_plan]
+    candidates = [_plain(target, name, fastest) for target, name in open_to_plan]
     for target, name in open_to_plan:
         for drafter, drafter_name in zip(drafters, drafter_names, strict=True):
             evaluation = Evaluation(
@@ -93,10 +86,9 @@ def rank(
                 name=name,
                 drafter_name=drafter_name,
                 fastest=fastest,
-                cap=_depth_cap(target, exactness, depth_limit),
+                cap=_depth_cap(target, exactness),
                 asked=asked,
                 margin=margin,
-                headroom_bytes=headroom_bytes,
             )
             refusal = evaluation.refused(memory_bytes)
             if refusal is not None:
@@ -162,17 +154,15 @@ def _sentence(refusal: Rejected) -> Reason:
 # ---------------------------------------------------------------------------------------------- plain decoding
 
 
-def _refused_target(
-    target: TargetOption, name: str, memory_bytes: Mapping[str, int], headroom_bytes: int
-) -> Rejected | None:
-    for memory, needed in target.footprint.taken(headroom_bytes).items():
+def _refused_target(target: TargetOption, name: str, memory_bytes: Mapping[str, int]) -> Rejected | None:
+    for memory, needed in target.footprint.taken().items():
         available = memory_bytes.get(memory)
         if available is None:
             return Rejected(what=name, verdict=memory_not_known(memory), target=target)
         if needed > available:
             return Rejected(
                 what=name,
-                verdict=Reason("no_room", f"needs {gib(needed)} on {memory} and {gib(available)} may be used"),
+                verdict=no_room(memory, needed, available),
                 target=target,
                 needed_bytes=needed,
                 available_bytes=available,
@@ -195,7 +185,7 @@ def _fits_nowhere(rejected: Sequence[Rejected]) -> MemoryLimitError:
     )
 
 
-def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_bytes: int) -> Candidate:
+def _plain(target: TargetOption, name: str, fastest: TargetOption) -> Candidate:
     seconds = target.curve.plain_s
     speedup = fastest.curve.plain_s / seconds
     said = "the fastest plain decoding" if target is fastest else f"{speedup:.2f}x the fastest plain decoding"
@@ -213,7 +203,7 @@ def _plain(target: TargetOption, name: str, fastest: TargetOption, headroom_byte
         possible_speedup=speedup,
         possible_depth=0,
         drafted_tokens_per_s=1 / seconds,
-        memory_bytes=target.footprint.taken(headroom_bytes),
+        memory_bytes=target.footprint.taken(),
         memory_bound_speedup=None,
         why=(Reason("plain_speed", f"{rate(1 / seconds)} tokens/s, {said}"),),
     )
@@ -229,13 +219,13 @@ def _stays(target: TargetOption, name: str, fastest: TargetOption) -> Rejected:
     return Rejected(what=name, verdict=Reason("target_stays", said), target=target, speedup=speedup)
 
 
-def _depth_cap(target: TargetOption, exactness: ExactnessRequest, depth_limit: int) -> int | None:
+def _depth_cap(target: TargetOption, exactness: ExactnessRequest) -> int | None:
     """The deepest draft allowed; None if it depends on a missing measurement."""
     if exactness == "any":
-        return depth_limit
+        return WIDEST - 1
     if target.depth_cap_stable is None:
         return None
-    return depth_limit if exactness == "near" else min(target.depth_cap_stable, depth_limit)
+    return WIDEST - 1 if exactness == "near" else min(target.depth_cap_stable, WIDEST - 1)
 
 
 # ------------------------------------------------------------------------------------------- order and names

@@ -12,12 +12,11 @@ from dataclasses import replace
 
 from edgespec.interfaces.drafting import COPIES, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts, NumericClass
-from edgespec.planning.choice.options import DrafterOption, Footprint, Ranking, TargetOption
+from edgespec.planning.choice.options import HEADROOM_BYTES, DrafterOption, Footprint, Ranking, TargetOption
 from edgespec.planning.choice.plan import Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.choice.ranking import HEADROOM_BYTES, rank, reasons
+from edgespec.planning.choice.ranking import rank, reasons
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
-from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.cost.widths import WIDEST
 from edgespec.planning.simulated.machine_file import (
     DescribedDevice,
@@ -75,7 +74,7 @@ def contention(machine: DescribedMachine) -> dict[tuple[str, str], Contention]:
     return found
 
 
-def simulate(machine: DescribedMachine, *, margin: float = DRAFT_MARGIN) -> Ranking:
+def simulate(machine: DescribedMachine) -> Ranking:
     """Rank what could run on a described machine. Raises MemoryLimitError if its target fits nowhere."""
     targets = [_target(machine, device) for device in _allowed(machine, machine.target)]
     targets += _splits(machine)
@@ -93,7 +92,6 @@ def simulate(machine: DescribedMachine, *, margin: float = DRAFT_MARGIN) -> Rank
         contention=contention(machine),
         hand_over_s=_hand_overs(machine),
         exactness="any",
-        margin=margin,
     )
 
 
