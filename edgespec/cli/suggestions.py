@@ -40,10 +40,7 @@ def models_to_name() -> tuple[Suggestion, ...]:
 
 def for_model(incomplete: str) -> Iterator[Suggestion]:
     """Completes MODEL: names, or paths after ``.``, ``/`` or ``~``."""
-    if incomplete.startswith((".", "/", "~")):
-        yield from _paths(incomplete, ".gguf")
-    else:
-        yield from _beginning(incomplete, models_to_name())
+    yield from _path_or(incomplete, ".gguf", models_to_name)
 
 
 def for_drafter(incomplete: str) -> Iterator[Suggestion]:
@@ -70,11 +67,11 @@ def for_profile(incomplete: str) -> Iterator[Suggestion]:
     from edgespec.files.home import home
     from edgespec.profiles.profile import list_profiles
 
-    if incomplete.startswith((".", "/", "~")):
-        yield from _paths(incomplete, ".toml")
-        return
+    def profiles() -> list[Suggestion]:
+        return [(each.name, each.description) for each in list_profiles(home().root)]
+
     try:
-        yield from _beginning(incomplete, [(each.name, each.description) for each in list_profiles(home().root)])
+        yield from _path_or(incomplete, ".toml", profiles)
     except (EdgespecError, OSError):
         return
 
@@ -90,20 +87,14 @@ def for_machine(incomplete: str) -> Iterator[Suggestion]:
     """Completes ``--simulate``: names of described machines, or files."""
     from edgespec.profiles.machines import machine_names
 
-    if incomplete.startswith((".", "/", "~")):
-        yield from _paths(incomplete, ".toml")
-        return
-    yield from _beginning(incomplete, [(name, "") for name in machine_names()])
+    yield from _path_or(incomplete, ".toml", lambda: [(name, "") for name in machine_names()])
 
 
 def for_suite(incomplete: str) -> Iterator[Suggestion]:
     """Completes ``--suite``: names of built-in suites, or files."""
     from edgespec.bench.suite import BUILTIN_SUITES
 
-    if incomplete.startswith((".", "/", "~")):
-        yield from _paths(incomplete, ".jsonl")
-        return
-    yield from _beginning(incomplete, [(name, "") for name in BUILTIN_SUITES])
+    yield from _path_or(incomplete, ".jsonl", lambda: [(name, "") for name in BUILTIN_SUITES])
 
 
 def for_category(context: typer.Context, incomplete: str) -> Iterator[Suggestion]:
@@ -130,6 +121,13 @@ def one_of(*values: str) -> Callable[[str], list[Suggestion]]:
 
 def _beginning(incomplete: str, values: Iterable[Suggestion]) -> Iterator[Suggestion]:
     return (each for each in values if each[0].startswith(incomplete))
+
+
+def _path_or(incomplete: str, suffix: str, values: Callable[[], Iterable[Suggestion]]) -> Iterator[Suggestion]:
+    """Paths after ``.``, ``/`` or ``~``, else values, which are read only then."""
+    if incomplete.startswith((".", "/", "~")):
+        return _paths(incomplete, suffix)
+    return _beginning(incomplete, values())
 
 
 def for_file(incomplete: str) -> Iterator[Suggestion]:

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from types import TracebackType
 
 from edgespec.decoding.constraint import Bound
 from edgespec.decoding.logprobs import TokenLogprob
@@ -75,9 +74,7 @@ class SwitchInterval:
                 self._set_s = sys.getswitchinterval()
         self._rounds += 1
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         # Only if the interval is still ours: the application may have set another one.
         if self._before_s is not None and sys.getswitchinterval() == self._set_s:
             sys.setswitchinterval(self._before_s)

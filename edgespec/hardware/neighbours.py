@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -82,9 +81,7 @@ class Neighbours:
         self._begun, self._worked_s = self._look(), self._workers()
         return self
 
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         begun, now = self._begun, self._look()
         if begun is not None and now is not None:
             own_s = now.own_s - begun.own_s + max(0.0, self._workers() - self._worked_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -56,9 +55,7 @@ class IdleCalibration:
     def __enter__(self) -> IdleCalibration:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.stop()
 
 

@@ -48,15 +48,15 @@ Runner: TypeAlias = Callable[[Sequence[str], Path, Callable[[], None]], tuple[in
 code, the tail of its output)."""
 
 
-def environment_folder(home: Home, pins: Sequence[str] = PINS) -> Path:
-    """The path of the environment for these pins and this Python, whether it exists or not."""
-    told = json.dumps([*pins, sys.version_info[:2]])
+def environment_folder(home: Home) -> Path:
+    """The path of the environment for this Python, whether it exists or not."""
+    told = json.dumps([*PINS, sys.version_info[:2]])
     return home.tools / f"optimum-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
-def find_environment(home: Home, pins: Sequence[str] = PINS) -> Path | None:
+def find_environment(home: Home) -> Path | None:
     """The interpreter of the environment; None if the environment is missing or incomplete."""
-    folder = environment_folder(home, pins)
+    folder = environment_folder(home)
     python = _python_in(folder)
     return python if (folder / MARKER).is_file() and python.exists() else None
 
@@ -64,19 +64,18 @@ def find_environment(home: Home, pins: Sequence[str] = PINS) -> Path | None:
 def prepare_environment(
     home: Home,
     *,
-    pins: Sequence[str] = PINS,
     run: Runner | None = None,
     download: bool = True,
     job: Job = QUIET,
     lock_timeout_s: float = LOCK_TIMEOUT_S,
 ) -> Path:
-    """The interpreter of the environment with ``pins``, which is created if missing.
+    """The interpreter of the environment, which is created if missing.
 
     The environment appears complete or not at all; a second process waits for the first. Raises DownloadError with
     pip's reason, or if it is missing and may not ``download``, DiskSpaceError, CancelledError, StoreLockedError,
     EdgespecError.
     """
-    if (found := find_environment(home, pins)) is not None:
+    if (found := find_environment(home)) is not None:
         return found
     if not download:
         raise DownloadError(
@@ -84,19 +83,19 @@ def prepare_environment(
             hint="give an interpreter that has Optimum with --python PATH, or run it once without --offline",
         )
     run = run or run_logged
-    folder = environment_folder(home, pins)
+    folder = environment_folder(home)
     home.create(home.tools)
     lock, doing = home.create(home.locks) / "optimum-environment.lock", "creating the environment for Optimum"
     with locked(lock, doing, job, timeout_s=lock_timeout_s):
-        if (found := find_environment(home, pins)) is not None:  # another process has created it
+        if (found := find_environment(home)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
         require_space(home.tools, _NEEDED_BYTES, "an environment for Optimum")
         stage = home.tools / temporary_name(folder.name)
         try:
             with disk_errors(stage, _NEEDED_BYTES):
-                _build(stage, pins, run, job)
-                write_json(stage / MARKER, {"pins": list(pins)})
+                _build(stage, run, job)
+                write_json(stage / MARKER, {"pins": PINS})
                 shutil.rmtree(folder, ignore_errors=True)  # an environment without the marker is incomplete
                 stage.replace(folder)
                 sync_folder(home.tools)
@@ -114,7 +113,7 @@ def _python_in(folder: Path) -> Path:
     return folder / "Scripts" / "python.exe" if os.name == "nt" else folder / "bin" / "python"
 
 
-def _build(stage: Path, pins: Sequence[str], run: Runner, job: Job) -> None:
+def _build(stage: Path, run: Runner, job: Job) -> None:
     def watch(stage_name: str) -> Callable[[], None]:
         def tick() -> None:
             job.check("creating the environment for Optimum was cancelled; nothing was kept")
@@ -140,10 +139,10 @@ def _build(stage: Path, pins: Sequence[str], run: Runner, job: Job) -> None:
     python = _python_in(stage)
     install = [os.fspath(python), "-m", "pip", "install", "--only-binary=:all:", "--no-input", "--no-cache-dir"]
     install += ["--disable-pip-version-check", "--progress-bar", "off"]
-    for_cpu = [_TORCH_FOR_CPU if pin == TORCH else pin for pin in pins]
+    for_cpu = [_TORCH_FOR_CPU if pin == TORCH else pin for pin in PINS]
     code, said = run([*install, *for_cpu], scratch, watch("installing"))
-    if code and for_cpu != list(pins) and _NO_SUCH_VERSION.search(said.decode("utf-8", "replace")):
-        code, said = run([*install, *pins], scratch, watch("installing"))
+    if code and for_cpu != list(PINS) and _NO_SUCH_VERSION.search(said.decode("utf-8", "replace")):
+        code, said = run([*install, *PINS], scratch, watch("installing"))
     if code:
         raise DownloadError(
             f"pip could not install Optimum: {_reason(said)}",
