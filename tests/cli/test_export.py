@@ -231,27 +231,14 @@ def test_export_rejects_unsupported_source_models(tiny: TinyModels, here: InProc
     assert not (tmp_path / "out").exists()
 
 
-DAMAGES = {
-    "empty": lambda data: b"",
-    "cut in the header": lambda data: data[:2000],
-    "cut in the weights": lambda data: data[:-100_000],
-    "another format": lambda data: b"PK\x03\x04" + data[4:],
-    "2^60 tensors": lambda data: data[:8] + (2**60).to_bytes(8, "little") + data[16:],
-    "2^60 keys": lambda data: data[:16] + (2**60).to_bytes(8, "little") + data[24:],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_export_rejects_damaged_source_files(
-    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path, damage: str
+def test_every_way_to_export_rejects_a_damaged_source_file(
+    tiny: TinyModels, here: InProcess, tmp_path: Path, text: Path
 ) -> None:
+    """tests/files/test_gguf_hostile.py damages files in every way."""
     path = tmp_path / "damaged.gguf"
-    path.write_bytes(DAMAGES[damage](tiny.drafter.read_bytes()))
+    path.write_bytes(tiny.drafter.read_bytes()[:-100_000])
     for options in ((), ("--trim-vocab", "300", "--trim-from", text), ("--quant", "q4_0")):
-        started = time.process_time()
         here("export", path, *GGUF, "-o", tmp_path / "out", *options).failed_well("damaged.gguf")
-        assert time.process_time() - started < 10
     assert not (tmp_path / "out").exists()
 
 

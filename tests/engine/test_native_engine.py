@@ -137,19 +137,15 @@ def test_trees_of_up_to_63_nodes_keep_the_text_of_plain_decoding(tiny: TinyModel
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft_runtime", ["native", "llama"])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_the_text_is_the_targets_for_every_drafter_runtime_and_isolation(
-    tiny: TinyModels, draft_runtime: str, isolation: str
-) -> None:
+def test_the_text_is_the_targets_with_a_drafter_of_another_runtime_in_a_process(tiny: TinyModels) -> None:
     with load(tiny, lookup=False) as engine, engine.session() as session:
         plain = answers(session, 0)
     with tiny.load_speculating(
-        runtime="native", draft_runtime=draft_runtime, draft_isolation=isolation, lookup=False
+        runtime="native", draft_runtime="llama", draft_isolation="process", lookup=False
     ) as engine:
         model = engine.pair.pool.drafter_model()
-        assert model.facts.runtime == draft_runtime
-        assert ("process" in model.facts.settings) == (isolation == "process")
+        assert model.facts.runtime == "llama"
+        assert "process" in model.facts.settings
         assert model.wait(60.0)
         with engine.session() as session:
             assert answers(session, DEPTH) == plain

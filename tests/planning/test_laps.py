@@ -7,7 +7,6 @@ import pytest
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.curve import FREE, DraftCost
 from edgespec.planning.cost.round_simulation import Flight, lap
-from tests.support.drawn_rounds import WholeFlight
 
 ALONE = Contention()
 
@@ -79,12 +78,6 @@ def test_a_late_drafter_continues_in_the_next_lap() -> None:
     at_once = flight(3.0, 9)
     assert lap(at_once, 1.0, ALONE, patience_s=0.0) == pytest.approx((1.0, 1.0, 1.0))
     assert not at_once.here
-
-
-def test_a_drafter_that_is_never_stopped_drafts_all_its_tokens() -> None:
-    one = WholeFlight(DraftCost(token_s=0.4), 5)
-    assert lap(one, 1.0, ALONE) == pytest.approx((2.0, 1.0, 2.0))
-    assert one.drafted == 5
 
 
 def test_copies_of_the_text_take_no_time() -> None:

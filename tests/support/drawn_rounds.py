@@ -1,6 +1,6 @@
-"""Simulated rounds in which every token is drawn: serial, pipelined as in decoding/pipelined/loop.py, and PEARL's.
+"""Pipelined rounds, as in decoding/pipelined/loop.py, in which every token is drawn, and the expected serial round.
 
-The planner's simulation (planning/cost/round_simulation.py) is compared with their means.
+The planner's simulation (planning/cost/round_simulation.py) is compared with the mean of the drawn ones.
 """
 
 from __future__ import annotations
@@ -23,20 +23,6 @@ from edgespec.planning.cost.round_simulation import (
 # "all": verify every proposal, and draft until the target is done; "best": as many as give the most tokens a second
 # by T(w) and acceptance, as the planner's simulation does.
 WindowRule = Literal["all", "best"]
-
-
-class WholeFlight(Flight):
-    """A drafter that never checks whether the target is done."""
-
-    __slots__ = ()
-
-    @property  # type: ignore[override]
-    def told(self) -> bool:
-        return False
-
-    @told.setter
-    def told(self, value: bool) -> None:
-        """Ignore the value."""
 
 
 class _Totals:
@@ -69,16 +55,6 @@ def expected_serial(pair: SimulatedPair, depth: int) -> SimulatedRounds:
         target_busy_s=pair.curve.seconds(depth + 1),
         drafter_busy_s=pair.draft.seconds(depth),
     )
-
-
-def simulate_serial(pair: SimulatedPair, depth: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """Simulate ``rounds`` serial rounds of ``depth`` drafted tokens. Raises ValueError below depth 1 or one round."""
-    _check(depth, rounds)
-    chance = random.Random(seed)
-    one, totals = expected_serial(pair, depth), _Totals(rounds)
-    totals.tokens = sum(1 + _run(pair, 0, depth, chance) for _ in range(rounds))
-    totals.add(rounds * one.seconds, rounds * one.target_busy_s, rounds * one.drafter_busy_s)
-    return totals.result()
 
 
 class _AllLaps(Laps):
@@ -144,48 +120,6 @@ def simulate_pipelined(
             pending -= compared
             place += kept
     return totals.result()
-
-
-def simulate_pearl(pair: SimulatedPair, chunk: int, *, rounds: int = 100_000, seed: int = 0) -> SimulatedRounds:
-    """Simulate ``rounds`` passes of PEARL (Liu et al., 2024). Raises ValueError for a chunk below 2 or no pass.
-
-    Each pass drafts a whole ``chunk``. Pre-verify compares its first token; the next pass the rest of the chunk,
-    further passes a chunk each; there is no bonus, and a rejection leads back to pre-verify. This is not our loop:
-    ``pearl_tokens_per_pass`` is its closed form for a flat T(w).
-    """
-    if chunk < 2:
-        raise ValueError("a pipelined chunk has at least two tokens")
-    _check(chunk, rounds)
-    chance, totals = random.Random(seed), _Totals(rounds)
-    passes = {}
-    for compared in (1, chunk - 1, chunk):
-        flight = WholeFlight(pair.draft, chunk, pair.hand_over_s)
-        passes[compared] = lap(flight, pair.curve.seconds(compared), pair.contention)
-    compared = 1
-    place = 0
-    for _ in range(rounds):
-        totals.add(*passes[compared])
-        kept = _run(pair, place, compared, chance)
-        if kept < compared:
-            totals.tokens += kept + 1
-            compared, place = 1, 0
-        else:
-            totals.tokens += compared
-            # The first pass that verifies a chunk has already compared the chunk's first token.
-            compared, place = chunk - 1 if place == 0 else chunk, place + compared
-    return totals.result()
-
-
-def pearl_tokens_per_pass(acceptance: float, depth: int) -> float:
-    """Tokens a target pass commits when drafter and target run at the same time and a rejection empties the pipe.
-
-    The model of PEARL (Liu et al., 2024) with pre-verify passes of one token and post-verify passes of ``depth``
-    tokens without a bonus; ``depth`` is at least 2. At acceptance 1 a pass commits ``depth`` tokens.
-    """
-    if acceptance >= 1:
-        return float(depth)
-    tail = acceptance**depth
-    return (1 / (1 - acceptance)) / (1 + acceptance + tail / (1 - tail))
 
 
 def _run(pair: SimulatedPair, place: int, most: int, chance: random.Random) -> int:
