@@ -274,3 +274,31 @@ def test_olmo3_by_ollamas_name_gives_the_scores_of_olmo2(tmp_path: Path) -> None
     assert (header.architecture, header.completed, read_header(plain).completed) == ("olmo2", True, False)
     assert header.metadata["tokenizer.ggml.pre"] == "dbrx"
     assert scores(ollama) == scores(plain)
+
+
+@pytest.mark.parametrize(("architecture", "shared"), [("qwen35", 0), ("qwen35moe", 32)])
+def test_qwen35_under_ollamas_names_gives_the_same_scores(tmp_path: Path, architecture: str, shared: int) -> None:
+    plain = write_tiny_gguf(tmp_path / "q.gguf", architecture=architecture, layers=4, shared=shared)
+    lacks = ("attention.head_count_kv", "rope.dimension_sections", "full_attention_interval")
+    keys = {"attention.head_count_kv": [0, 2, 0, 2], "mrope_sections": [3, 3, 2], "ssm.v_head_reordered": True}
+    ollama = rewrite_gguf(
+        plain,
+        tmp_path / "ollama.gguf",
+        keep=lambda key: not key.endswith(lacks),
+        keys={f"{architecture}.{key}": each for key, each in keys.items()},
+        tensors={**VISION, "mtp.fc.weight": np.ones((4, 8), dtype=np.float32)},
+        rename=under({"ssm_dt.bias": "ssm_dt"}),
+    )
+    header = read_header(ollama)
+    assert (header.completed, read_header(plain).completed, len(header.vision_tensors)) == (True, False, len(VISION))
+    assert [each.name for each in header.tensors] == [each.name for each in read_header(plain).tensors]
+    assert header.attention_layers == 2
+    assert scores(ollama) == scores(plain)
+    other = rewrite_gguf(
+        ollama,
+        tmp_path / "other.gguf",
+        keep=lambda key: not key.endswith("reordered"),
+        keys={f"{architecture}.ssm.v_head_reordered": False},
+    )
+    with pytest.raises(RuntimeUnavailableError, match="value heads of its delta layers are in another order"):
+        scores(other)
