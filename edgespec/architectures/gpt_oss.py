@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from edgespec.architectures.shape import (
@@ -9,6 +10,7 @@ from edgespec.architectures.shape import (
     EXPERTS_DOWN,
     Architecture,
     Facts,
+    OllamaNames,
     Rope,
     SavedForm,
     Sizes,
@@ -33,6 +35,31 @@ def _ropes(facts: Facts) -> tuple[Rope, ...]:
     return full, replace(full, base=facts.number(_BASE_IN_WINDOWS))
 
 
+def _as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None:
+    """Keys that Ollama's converter left out, or named for a model without experts.
+
+    Its reader (model/models/gptoss) has YaRN and the words' pattern as constants.
+    """
+    if facts.get("general.architecture") != _OLLAMA.architecture:
+        return None
+    found: dict[str, object] = {"gpt-oss.rope.scaling.type": "yarn", "tokenizer.ggml.pre": "gpt-4o"}
+    length = facts.get("gptoss.expert_feed_forward_length", facts.get("gptoss.feed_forward_length"))
+    return found if length is None else {**found, "gpt-oss.expert_feed_forward_length": length}
+
+
+_JOINED = ("attn_qkv.weight", "attn_qkv.bias", "ffn_gate_up_exps.weight", "ffn_gate_up_exps.bias")
+_OLLAMA = OllamaNames(
+    architecture="gptoss",
+    tensors={
+        "attn_out.weight": "attn_output.weight",
+        "attn_out.bias": "attn_output.bias",
+        "attn_sinks": "attn_sinks.weight",
+        "ffn_norm.weight": "post_attention_norm.weight",
+        **dict.fromkeys(_JOINED, ""),
+    },
+)
+
+
 ARCHITECTURE = Architecture(
     name="gpt-oss",
     saved=SavedForm(),
@@ -48,4 +75,6 @@ ARCHITECTURE = Architecture(
     windows=_windows,
     ropes=_ropes,
     experts=softmax_experts,
+    completed=_as_llama_cpp_reads,
+    ollama=_OLLAMA,
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgespec.architectures.shape import (
     Architecture,
     Facts,
+    OllamaNames,
     Rope,
     SavedForm,
     Sizes,
@@ -26,6 +29,19 @@ def _ropes(facts: Facts) -> tuple[Rope, ...]:
     return full, Rope(base=facts.number("rope.freq_base_swa", full.base))
 
 
+def _as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None:
+    """Keys that Ollama's converter wrote in another sense, or that are constants in its reader (model/models/olmo3).
+
+    Its attention factor is transformers': YaRN's magnitude, which llama.cpp multiplies by the factor.
+    """
+    if facts.get("general.architecture") != _OLLAMA.architecture:
+        return None
+    return {"olmo2.rope.scaling.attn_factor": 1.0, "tokenizer.ggml.pre": "dbrx"}
+
+
+_OLLAMA = OllamaNames(architecture="olmo3")
+
+
 ARCHITECTURE = Architecture(
     name="olmo2",
     saved=SavedForm(
@@ -36,4 +52,6 @@ ARCHITECTURE = Architecture(
     layer=decoder_layer(joined_norms=True, pre_norms=False, post_norms=True),
     windows=_windows,
     ropes=_ropes,
+    completed=_as_llama_cpp_reads,
+    ollama=_OLLAMA,
 )

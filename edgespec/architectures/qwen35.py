@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgespec.architectures.deltas import LENGTHS, MOST_KERNEL, MOST_LENGTH, Deltas
 from edgespec.architectures.drafting import PAIR
 from edgespec.architectures.shape import (
@@ -9,6 +11,7 @@ from edgespec.architectures.shape import (
     GATED,
     Architecture,
     Facts,
+    OllamaNames,
     Rope,
     SavedForm,
     TensorForm,
@@ -59,6 +62,8 @@ def deltas(facts: Facts, layers: int) -> Deltas:
         raise facts.wrong(f"{heads} heads of its delta layers cannot share {key_heads} key heads")
     if (inner := facts.integer("ssm.inner_size")) != heads * length:
         raise facts.wrong(f"its ssm.inner_size is {inner}, not {heads} heads of {length}")
+    if facts.value("ssm.v_head_reordered") is False and heads != key_heads:  # Ollama's key
+        raise UnsupportedError("the value heads of its delta layers are in another order than llama.cpp's")
     if length > MOST_LENGTH or length % LENGTHS or kernel > MOST_KERNEL or heads * length % 32:
         raise UnsupportedError(
             f"its delta layers have {heads} heads of {length} and convolve {kernel} rows, and the kernels take "
@@ -75,6 +80,23 @@ def deltas(facts: Facts, layers: int) -> Deltas:
     )
 
 
+def as_llama_cpp_reads(facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None:
+    """Keys that Ollama's converter wrote for each layer, or by another name."""
+    kind = facts.get("general.architecture")
+    heads, sections = facts.get(f"{kind}.attention.head_count_kv"), facts.get(f"{kind}.mrope_sections")
+    found: dict[str, object] = {}
+    if isinstance(heads, tuple) and 0 in heads:  # of a gated delta layer
+        found[f"{kind}.attention.head_count_kv"] = max(heads)
+        found[f"{kind}.attention.recurrent_layers"] = tuple(count == 0 for count in heads)
+    if sections is not None and f"{kind}.{_SECTIONS}" not in facts:
+        found[f"{kind}.{_SECTIONS}"] = sections
+    return found or None
+
+
+OLLAMA = OllamaNames(tensors={"ssm_dt": "ssm_dt.bias"}, aside=("mtp.",))
+"""Layers that draft are left out: their norms lack the 1 that is added in llama.cpp's files."""
+
+
 _LAYER = decoder_layer(qkv=QKV, head_norms=True, feed_forward_norm=NORM)
 
 ARCHITECTURE = Architecture(
@@ -86,4 +108,6 @@ ARCHITECTURE = Architecture(
     deltas=deltas,
     gates_heads=True,
     ropes=ropes,
+    completed=as_llama_cpp_reads,
+    ollama=OLLAMA,
 )

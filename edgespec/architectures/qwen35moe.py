@@ -50,4 +50,6 @@ ARCHITECTURE = Architecture(
     gates_heads=True,
     ropes=qwen35.ropes,
     experts=_experts,
+    completed=qwen35.as_llama_cpp_reads,
+    ollama=qwen35.OLLAMA,
 )

@@ -261,10 +261,24 @@ def no_scales(_facts: Facts, _sizes: Sizes) -> Scales:
 class Completion(Protocol):
     """Returns keys that llama.cpp needs and another converter named otherwise or left out; None if all are there.
 
-    ``facts`` is the whole metadata. ``is_multimodal``: the file holds more than the text model.
+    ``facts`` is the whole metadata as in the file. ``is_multimodal``: the file holds more than the text model.
     """
 
     def __call__(self, facts: Mapping[str, object], *, is_multimodal: bool) -> Mapping[str, object] | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaNames:
+    """Names in files of Ollama's converter, where llama.cpp has others.
+
+    ``architecture`` is the whole file's; "" if it is llama.cpp's. ``tensors`` are a layer's, each with llama.cpp's
+    name, or with "" for one that joins what no kernel reads joined. Tensors whose names begin with one of ``aside``
+    are left out.
+    """
+
+    architecture: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +337,7 @@ class Architecture:
     (drafting.py). ``gates_heads``: each head's query is followed by a gate of the head's output. ``norms_values``:
     the values of each head have a norm without weights. ``caps``: its scores are capped, and ``scales`` says how.
     ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of
-    another converter needs.
+    another converter needs, where ``ollama`` are other names.
     """
 
     name: str
@@ -349,6 +363,7 @@ class Architecture:
     caps: bool = False
     scales_tokens_only: bool = False
     completed: Completion | None = None
+    ollama: OllamaNames | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {each.ARCHITECTURE.name: each.ARCHITECTURE for each in _MODULES}
 )
 
+OLLAMAS: Mapping[str, Architecture] = MappingProxyType(
+    {each.ollama.architecture: each for each in ARCHITECTURES.values() if each.ollama and each.ollama.architecture}
+)
+"""Those that Ollama's converter named otherwise, by its names."""
+
 READERS: Mapping[str, Architecture] = MappingProxyType(
     {each.ARCHITECTURE.name: each.ARCHITECTURE for each in (gemma4_assistant,)}
 )

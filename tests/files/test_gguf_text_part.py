@@ -1,8 +1,9 @@
-"""GGUF files with a text model and vision tensors, as Ollama stores them."""
+"""GGUF files as Ollama stores them: with vision tensors, and with keys and names that llama.cpp does not know."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.tokenizers.choice import open_tokenizer
 from tests.support.loading import load_native
+from tests.support.raw_gguf import build, tensor
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
@@ -167,7 +169,7 @@ def test_the_llama_runtime_refuses_files_with_vision_tensors_before_loading(
         with pytest.raises(ModelFileError, match=r"llama\.cpp could not load it"):
             RUNTIMES["llama"].load(file, RUNTIMES["llama"].settings(file, threads=1, device=HOST))
     lacking = read_model_file(of_ollama(gemma, {"gemma3.rope.local.freq_base": 1e4}, tensors={}, lists={}))
-    with pytest.raises(RuntimeUnavailableError, match="lacks keys"):
+    with pytest.raises(RuntimeUnavailableError, match="other keys or names"):
         RUNTIMES["llama"].check(lacking, HOST)
 
 
@@ -215,3 +217,116 @@ def test_a_shortened_gguf_array_holds_only_the_first_elements(tiny: TinyModels) 
     types = read_header(tiny.target).metadata["tokenizer.ggml.token_type"]
     assert isinstance(types, GgufArray)
     assert list(types.first(7).values()) == list(types.values())[:7]
+
+
+YARN: dict[str, Any] = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+# What Ollama's converters named otherwise (convert/convert_gptoss.go, convert_olmo.go), by llama.cpp's names.
+RENAMED = {
+    "gpt-oss.": "gptoss.",
+    "attn_output.": "attn_out.",
+    "attn_sinks.weight": "attn_sinks",
+    "post_attention_norm": "ffn_norm",
+}
+
+
+def under(names: Mapping[str, str]) -> Callable[[str], str]:
+    def rename(name: str) -> str:
+        return reduce(lambda text, pair: text.replace(*pair), names.items(), name)
+
+    return rename
+
+
+def gpt_oss(folder: Path) -> Path:
+    made = {"architecture": "gpt-oss", "quant": "MXFP4", "window": 4, "experts": (4, 2), "settings": YARN}
+    return write_tiny_gguf(folder / "llama.gguf", **made)  # type: ignore[arg-type]
+
+
+def gpt_oss_of_ollama(plain: Path, **more: Any) -> Path:
+    lacks = ("gpt-oss.rope.scaling.type", "gpt-oss.expert_feed", "gpt-oss.feed_forward", "tokenizer.ggml.pre")
+    return rewrite_gguf(
+        plain,
+        plain.with_name("ollama.gguf"),
+        keep=lambda key: not key.startswith(lacks),
+        keys={"gptoss.feed_forward_length": 64, **more.pop("keys", {})},  # an expert's
+        rename=under(RENAMED),
+        architecture="gptoss",
+        **more,
+    )
+
+
+def test_gpt_oss_under_ollamas_names_gives_the_same_scores(tmp_path: Path) -> None:
+    plain = gpt_oss(tmp_path)
+    expected, found = read_header(plain), read_header(gpt_oss_of_ollama(plain, keys={"gpt-oss.block_count": 512}))
+    assert (found.architecture, found.completed, expected.completed) == ("gpt-oss", True, False)
+    assert found.metadata["general.architecture"] == "gpt-oss"
+    assert found.block_count == expected.block_count  # a key by llama.cpp's name in such a file is not read
+    assert {each.name: each.shape for each in found.tensors} == {each.name: each.shape for each in expected.tensors}
+    assert (found.experts, found.bytes_per_forward) == (expected.experts, expected.bytes_per_forward)
+    assert found.metadata["tokenizer.ggml.pre"] == "gpt-4o"
+    assert scores(found.path) == scores(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("blk.0.attn_sinks.weight", "holds tensor 'blk.0.attn_sinks.weight' twice"),
+        ("blk.1.ffn_gate_up_exps.weight", "'blk.1.ffn_gate_up_exps.weight' joins what is read apart"),
+        ("blk.0.attn_qkv.weight", "'blk.0.attn_qkv.weight' joins what is read apart"),
+    ],
+)
+def test_tensors_that_cannot_have_llama_cpps_names_are_refused(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ModelFileError, match=reason):
+        read_header(gpt_oss_of_ollama(gpt_oss(tmp_path), tensors={name: np.ones(4, dtype=np.float32)}))
+
+
+def test_the_mxfp4_of_ollamas_first_gpt_oss_is_refused(tmp_path: Path) -> None:
+    raw = build(tensors=[tensor("blk.0.ffn_down_exps.weight", (32, 1, 1), 4)], data=32)
+    (tmp_path / "early.gguf").write_bytes(raw)
+    with pytest.raises(ModelFileError, match="removed ggml type 4") as caught:
+        read_header(tmp_path / "early.gguf")
+    assert "pull the model again" in (caught.value.hint or "")
+
+
+def test_olmo3_by_ollamas_name_gives_the_scores_of_olmo2(tmp_path: Path) -> None:
+    plain = write_tiny_gguf(tmp_path / "o.gguf", architecture="olmo2", layers=5, window=4, settings=YARN)
+    pattern = [True, True, True, False, True]
+    keys = {"olmo3.rope.scaling.attn_factor": 1.1386294, "olmo3.attention.sliding_window_pattern": pattern}
+    ollama = rewrite_gguf(
+        plain, tmp_path / "ollama.gguf", keys=keys, rename=under({"olmo2.": "olmo3."}), architecture="olmo3"
+    )
+    header = read_header(ollama)
+    assert (header.architecture, header.completed, read_header(plain).completed) == ("olmo2", True, False)
+    assert header.metadata["tokenizer.ggml.pre"] == "dbrx"
+    assert scores(ollama) == scores(plain)
+
+
+@pytest.mark.parametrize(("architecture", "shared"), [("qwen35", 0), ("qwen35moe", 32)])
+def test_qwen35_under_ollamas_names_gives_the_same_scores(tmp_path: Path, architecture: str, shared: int) -> None:
+    plain = write_tiny_gguf(tmp_path / "q.gguf", architecture=architecture, layers=4, shared=shared)
+    lacks = ("attention.head_count_kv", "rope.dimension_sections", "full_attention_interval")
+    keys = {"attention.head_count_kv": [0, 2, 0, 2], "mrope_sections": [3, 3, 2], "ssm.v_head_reordered": True}
+    ollama = rewrite_gguf(
+        plain,
+        tmp_path / "ollama.gguf",
+        keep=lambda key: not key.endswith(lacks),
+        keys={f"{architecture}.{key}": each for key, each in keys.items()},
+        tensors={**VISION, "mtp.fc.weight": np.ones((4, 8), dtype=np.float32)},
+        rename=under({"ssm_dt.bias": "ssm_dt"}),
+    )
+    header = read_header(ollama)
+    assert (header.completed, read_header(plain).completed, len(header.vision_tensors)) == (True, False, len(VISION))
+    assert [each.name for each in header.tensors] == [each.name for each in read_header(plain).tensors]
+    assert header.attention_layers == 2
+    assert scores(ollama) == scores(plain)
+    other = rewrite_gguf(
+        ollama,
+        tmp_path / "other.gguf",
+        keep=lambda key: not key.endswith("reordered"),
+        keys={f"{architecture}.ssm.v_head_reordered": False},
+    )
+    with pytest.raises(RuntimeUnavailableError, match="value heads of its delta layers are in another order"):
+        scores(other)

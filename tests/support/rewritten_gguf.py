@@ -27,11 +27,12 @@ def rewrite_gguf(
     lists: Mapping[str, Any] | None = None,
     tensors: Mapping[str, npt.NDArray[np.float32]] | None = None,
     architecture: str | None = None,
+    rename: Callable[[str], str] = str,
     **writing: Any,
 ) -> Path:
     """Write the model ``source`` with the keys to ``keep``, further ``keys`` and ``tensors``, and longer arrays.
 
-    ``lists`` (of strings, numbers) are appended to the arrays.
+    ``lists`` (of strings, numbers) are appended to the arrays. ``rename`` names the keys and tensors of ``source``.
     """
     reader = gguf.GGUFReader(source)
     own = str(reader.fields["general.architecture"].contents())
@@ -44,14 +45,14 @@ def rewrite_gguf(
         content = field.contents()
         if field.name in (lists or {}):
             content = [*content, *lists[field.name]]  # type: ignore[index]
-        writer.add_key_value(field.name, content, kind, sub_type=inner)
+        writer.add_key_value(rename(field.name), content, kind, sub_type=inner)
     for key, value in (keys or {}).items():
         if isinstance(value, list):
             writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=_KINDS[type(value[0])])
         else:
             writer.add_key_value(key, value, _KINDS[type(value)])
     for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.add_tensor(rename(tensor.name), tensor.data, raw_dtype=tensor.tensor_type)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)
     writer.write_header_to_file()

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from edgespec.architectures.shape import EMBEDDING
-from edgespec.architectures.table import ARCHITECTURES
+from edgespec.architectures.shape import EMBEDDING, OllamaNames
+from edgespec.architectures.table import ARCHITECTURES, OLLAMAS
 from edgespec.errors import ModelFileError
 from edgespec.files.checked import cannot_map
 from edgespec.files.gguf.cursor import DOWNLOAD_AGAIN, INLINE_BYTES, Cursor, Entry, quote, read_entry
@@ -44,6 +44,7 @@ _MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
 _DEFAULT_ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
 _LEAST_ALIGNMENT = 8  # the format asks for a multiple of 8
 _MOST_ALIGNMENT = 65536  # the largest memory page in use (64 KiB, on ARM)
+_OLLAMAS_MXFP4 = 4  # of its first files of gpt-oss; their blocks have another order than MXFP4
 
 # Limits that keep reading a hostile file under a second and 50 MB. Real files stay far below: models have under 100
 # keys, and DeepSeek-R1 with unmerged experts has the most tensors, a little over 61 * 256 * 3 = 46848.
@@ -367,7 +368,8 @@ def _tensor(cursor: Cursor) -> TensorInfo:
         raise cursor.fail(f"{what} has an impossible number of elements: shape {shape}", start)
     number, offset = cursor.u32(what), cursor.u64(what)
     if number not in GGML_TYPES:
-        raise cursor.fail(f"{what} has the unknown or removed ggml type {number}", start)
+        hint = "an early version of Ollama wrote it: pull the model again" if number == _OLLAMAS_MXFP4 else None
+        raise cursor.fail(f"{what} has the unknown or removed ggml type {number}", start, hint)
     type_name, block, block_bytes = GGML_TYPES[number]
     if shape[0] % block:
         reason = f"{what} has rows of {shape[0]} elements, not a multiple of the {block} in a block of {type_name}"
@@ -456,10 +458,10 @@ def _joined(in_order: Iterable[GgufHeader]) -> GgufHeader:
     return replace(first, file_bytes=start, tensors=tuple(tensors.values()), split=tuple(split))
 
 
-# ------------------------------------------------------------------------------ the text model of a multimodal file
+# ------------------------------------------------------------------------- the text model of a file from Ollama
 
-# Ollama keeps such models in one file, and writes some keys differently than llama.cpp reads them, or not at all. The
-# file of each architecture says which.
+# Ollama keeps a model that sees in one file, and writes some keys and names differently than llama.cpp reads them, or
+# not at all. The file of each architecture says which.
 
 # Name prefixes in llama.cpp's projector files: image encoder, audio encoder, and projection to the text model.
 _OTHER_SENSES = ("v.", "a.", "mm.")
@@ -468,19 +470,56 @@ _TABLES = ("tokens", "scores", "token_type")
 
 
 def _text_part(header: GgufHeader) -> GgufHeader:
-    """The header with only the text model's tensors, and with the keys that llama.cpp's reader needs.
+    """The header with only the text model's tensors, and with the keys and names that llama.cpp's reader needs.
 
-    Raises ModelFileError if the file changes while it is read.
+    Raises ModelFileError if the file changes while it is read, or if its tensors cannot have those names.
     """
     aside = tuple(tensor for tensor in header.tensors if tensor.name.startswith(_OTHER_SENSES))
     if aside and len(aside) < len(header.tensors):
         text = tuple(tensor for tensor in header.tensors if not tensor.name.startswith(_OTHER_SENSES))
         header = replace(header, tensors=text, vision_tensors=aside)
-    architecture = ARCHITECTURES.get(header.architecture)
-    if architecture is None or architecture.completed is None:
+    architecture = ARCHITECTURES.get(header.architecture) or OLLAMAS.get(header.architecture)
+    if architecture is None:
         return header
-    more = architecture.completed(header.metadata, is_multimodal=bool(header.vision_tensors))
+    more = None
+    if architecture.completed is not None:
+        more = architecture.completed(header.metadata, is_multimodal=bool(header.vision_tensors))
+    if architecture.ollama is not None:
+        header = _renamed(header, architecture.name, architecture.ollama)
     return header if more is None else _completed(header, more)
+
+
+def _renamed(header: GgufHeader, name: str, names: OllamaNames) -> GgufHeader:
+    """The header with llama.cpp's names, of which ``name`` is the architecture's, in place of Ollama's ``names``."""
+    if names.architecture not in ("", header.architecture):
+        return header
+    tensors = tuple(_under_other_names(header, names))
+    if header.architecture == name:
+        return header if tensors == header.tensors else replace(header, tensors=tensors, completed=True)
+    # Keys that begin with llama.cpp's name were not checked, and Ollama's converter writes none.
+    kept = {key: value for key, value in header.metadata.items() if not key.startswith(f"{name}.")}
+    old = f"{header.architecture}."
+    metadata = {f"{name}.{key.removeprefix(old)}" if key.startswith(old) else key: kept[key] for key in kept}
+    metadata["general.architecture"] = name
+    return replace(header, architecture=name, metadata=MappingProxyType(metadata), tensors=tensors, completed=True)
+
+
+def _under_other_names(header: GgufHeader, names: OllamaNames) -> Iterator[TensorInfo]:
+    """The tensors that are read, each by llama.cpp's name. Raises ModelFileError."""
+    found = set[str]()
+    for tensor in header.tensors:
+        *layer, own = tensor.name.split(".", 2)
+        new = names.tensors.get(own, own)
+        if not new and own:
+            reason = f"its tensor {quote(tensor.name)} joins what is read apart, as Ollama's converter wrote it"
+            raise ModelFileError(header.path, reason, hint="fetch the same model from the hub")
+        new = ".".join((*layer, new))
+        if new in found:
+            reason = f"it holds tensor {quote(new)} twice, once by another name"
+            raise ModelFileError(header.path, reason)
+        found.add(new)
+        if not new.startswith(names.aside):
+            yield replace(tensor, name=new)
 
 
 def _completed(header: GgufHeader, more: Mapping[str, Any]) -> GgufHeader:

@@ -233,10 +233,11 @@ class GgufHeader:
     """A checked GGUF header.
 
     ``metadata`` holds scalars and arrays of up to 64 elements as Python values, longer arrays as ``GgufArray``.
-    ``tensors`` are those of the text model, ``vision_tensors`` those for images and sound. ``completed``: some
-    metadata was filled in because Ollama's converter left it out. ``split`` lists the parts of a split model in order
-    and is empty for a model in one file. For a split model ``path`` and ``metadata`` are of the first part and
-    ``file_bytes`` is the total size. The properties raise ModelFileError if the file lacks a needed key.
+    ``tensors`` are those of the text model, ``vision_tensors`` those for images and sound. ``completed``: some keys
+    or names are not the file's, since Ollama's converter left them out or has others. ``split`` lists the parts of a
+    split model in order and is empty for a model in one file. For a split model ``path`` and ``metadata`` are of the
+    first part and ``file_bytes`` is the total size. The properties raise ModelFileError if the file lacks a needed
+    key.
     """
 
     path: Path

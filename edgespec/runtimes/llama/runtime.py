@@ -36,10 +36,12 @@ class LlamaRuntime(Runtime):
             raise RuntimeUnavailableError(f"{file.name} reads its target's cache, and {self.name} lends none")
         library.load()
         if file.header.vision_tensors or file.header.completed:
-            what = "holds vision tensors in the text model's file" if file.header.vision_tensors else "lacks keys"
+            what, hint = "has other keys or names", "fetch the same model from the hub"
+            if file.header.vision_tensors:
+                what = "holds vision tensors in the text model's file"
+                hint += ", where its vision part is a separate file"
             raise RuntimeUnavailableError(
-                f"llama.cpp does not load {file.name}, which {what}, as Ollama writes them",
-                hint="fetch the same model from the hub, where its vision part is a separate file",
+                f"llama.cpp does not load {file.name}, which {what}, as Ollama writes them", hint=hint
             )
 
     def settings(
