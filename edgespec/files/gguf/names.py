@@ -1,4 +1,4 @@
-"""Parses names of GGUF files: the part of a split model, and files beside a model: auxiliary ones, and drafters."""
+"""Parses names of GGUF files: the part of a split model, and files next to a model: auxiliary ones, and drafters."""
 
 from __future__ import annotations
 
