@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -39,9 +38,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
-from edgespec.text.conversation.messages import check_conversation, check_messages, check_system
-from edgespec.text.conversation.tools import check_tools, choose_tools
-from edgespec.text.conversation.variables import check_variables
+from edgespec.text.conversation.messages import check_messages, check_system
 from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -225,21 +222,11 @@ class Engine:
 
         Raises InvalidRequestError, TemplateError, and what ``budget`` raises.
         """
-        prompt, earlier, after = check_conversation(None, messages, raw=False)
-        usable, _ = choose_tools(check_tools(tools), tool_choice)
-        turn = Conversation(self.pair.prompts, None).turn(
-            prompt,
-            None,
-            sys.maxsize,
-            raw=False,
-            earlier=earlier,
-            after=after,
-            tools=usable,
-            variables=check_variables(template_variables),
-            keep_all=True,
-            budget=budget,
+        return len(
+            self.pair.prompt_ids(
+                messages, tools=tools, tool_choice=tool_choice, template_variables=template_variables, budget=budget
+            )
         )
-        return len(turn.tokens)
 
     def restore(self, path: Path | str, *, think: bool = True) -> Session:
         """The session that ``Session.save`` wrote to a file; the file stays.

@@ -190,6 +190,8 @@ def _about(service: Service) -> list[Route]:
         return JSONResponse({"object": "list", "data": data, **page, **codex})
 
     async def model(request: HttpRequest) -> Response:
+        if not request.path_params["name"]:  # the address of the list, with a slash
+            return await models(request)
         service.access.owner(request.headers)
         return JSONResponse(described(service.check_model(request.path_params["name"])))
 

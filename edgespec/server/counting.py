@@ -17,15 +17,15 @@ def routes(service: Service) -> list[Route]:
 
     async def count(read: Read[Request]) -> Response:
         keeper = service.check_model(read.asked.model, any_model=MESSAGES.any_model).keeper
-        tokens = await service.count(read, keeper, lambda loaded: _tokens(loaded, read.asked, read.budget.left_s))
-        return JSONResponse({"input_tokens": tokens})
+        tokens = await service.count(read, keeper, lambda loaded: prompt_ids(loaded, read.asked, read.budget.left_s))
+        return JSONResponse({"input_tokens": len(tokens)})
 
     return [Route(COUNT, service.endpoint(MESSAGES.read, count), methods=["POST"])]
 
 
-def _tokens(loaded: LoadedEngine, request: Request, seconds: float) -> int:
-    # The body's size is bounded: a prompt that is longer than the context is counted too.
-    return loaded.engine.prompt_tokens(
+def prompt_ids(loaded: LoadedEngine, request: Request, seconds: float) -> list[int]:
+    """The tokens of a conversation's prompt, which may be longer than the context: the body's size is bounded."""
+    return loaded.engine.pair.prompt_ids(
         request.messages,
         tools=request.tools,
         tool_choice=request.tool_choice,

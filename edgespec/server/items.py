@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import Message, read_content
+from edgespec.server.messages import Message, read_content, text_arguments
 from edgespec.server.strict_json import check_text, check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING
 
@@ -55,8 +54,7 @@ def _call(given: Mapping[str, Any], param: str) -> Message:
 
 
 def _custom_call(given: Mapping[str, Any], param: str) -> Message:
-    """A call of a tool that takes text: an earlier model's, as no tool of this kind is offered here."""
-    return _called(given, json.dumps({"input": given.get("input")}, ensure_ascii=False), param)
+    return _called(given, text_arguments(given.get("input")), param)
 
 
 def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:

@@ -6,6 +6,7 @@ is read where all conversations are (``text/conversation/messages.py``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,10 +97,33 @@ def _message(given: object, param: str) -> Message:
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
     message = {"role": role, "content": content}
-    for name in (*THINKING, "tool_calls", "tool_call_id", "name"):
+    if (calls := given.get("tool_calls")) is not None:
+        message["tool_calls"] = [_call(each, param) for each in calls] if isinstance(calls, list) else calls
+    for name in (*THINKING, "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
             message[name] = value if name in THINKING else check_texts(value, param)
     return message
+
+
+def _call(given: object, param: str) -> object:
+    """A call, of which the id and the name are checked: its arguments may hold any character, as what was said.
+
+    Anything else stays, and is refused where all conversations are read.
+    """
+    if not isinstance(given, Mapping):
+        return given
+    custom = given.get("custom")
+    if given.get("type") == "custom" and isinstance(custom, Mapping):
+        own = {"name": custom.get("name"), "arguments": text_arguments(custom.get("input"))}
+        given = {"id": given.get("id"), "type": "function", "function": own}
+    function = given.get("function")
+    check_texts([given.get("id"), function.get("name") if isinstance(function, Mapping) else None], param)
+    return given
+
+
+def text_arguments(text: object) -> str:
+    """The arguments of a call whose tool takes text: an earlier model's, as no tool of this kind is offered here."""
+    return json.dumps({"input": text}, ensure_ascii=False)
 
 
 def read_content(given: Any, role: object, param: str) -> str:

@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     """What routes read and answer with."""
     found: dict[str, Any] = {"error": ERROR, "ollama-error": ollama.ERROR}
-    found |= {name: {**_object(next(iter(fields))), "properties": fields} for name, fields in BODIES.items()}
+    found |= {name: {**_object(*keys.split()), "properties": fields} for name, (keys, fields) in BODIES.items()}
     found |= {name: _object(*keys.split()) for name, keys in REPLIES.items()}
     for face in FACES:
         found[face.name], found[f"{face.name}-reply"] = body_schema(face.name), _object(*face.reply)

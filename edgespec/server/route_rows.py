@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.server.faces.messages import COUNT, MESSAGES
+from edgespec.server.messages import MESSAGES as MESSAGES_OF_CHATS
 from edgespec.server.page import RUNNING
 from edgespec.server.tokens import FLAGS
 
@@ -32,17 +33,27 @@ POSTED: dict[str, tuple[Any, ...]] = {
         404,
         500,
     ),
-    "/tokenize": ("tokenize", "The tokens of a text.", "tokens", *ASKED, 404),
+    "/tokenize": ("tokenize", "The tokens of a text, or of a chat's prompt.", "tokens", *ASKED, 404),
     "/detokenize": ("detokenize", "The text of tokens.", "content", *ASKED, 404),
     "/api/show": ("ollama-name", "What the model is and can do.", "ollama-model", *ASKED, 404),
 }
 
 _TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
-# The members of bodies, of which the first must be there.
-BODIES: dict[str, dict[str, Any]] = {
-    "tokenize": {"content": _TEXT, "model": _TEXT, **dict.fromkeys(FLAGS, _FLAG)},
-    "detokenize": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "model": _TEXT},
-    "ollama-name": {"model": _TEXT},
+# The members of bodies, behind those that must be there.
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokenize": (
+        "",
+        {
+            **dict.fromkeys(("content", "prompt", "model"), _TEXT),
+            "messages": MESSAGES_OF_CHATS,
+            **dict.fromkeys((*FLAGS, "add_special_tokens"), _FLAG),
+        },
+    ),
+    "detokenize": (
+        "tokens",
+        {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "model": _TEXT},
+    ),
+    "ollama-name": ("model", {"model": _TEXT}),
 }
 REPLIES = {
     "tokens": "tokens",

@@ -27,6 +27,9 @@ _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?/?"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# A client that connects to one of these addresses reaches its own machine: Ollama's clients send the address at which
+# OLLAMA_HOST lets a server listen. No other name can be given to an address.
+_UNSPECIFIED = ("0.0.0.0", "[::]")
 # The value of a Host header: an IPv6 address in brackets or a name, and a port.
 _HOST_AND_PORT = re.compile(r"(\[[^\[\]]+\]|[^\[\]:@]+)(:[0-9]*)?")
 
@@ -132,7 +135,8 @@ class Access:
         if len(hosts) != 1 or len(origins) > 1:
             raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
         host = hosts[0].lower()
-        if not self.keys and not is_loopback(_name_of(host)):
+        name = _name_of(host)
+        if not self.keys and not is_loopback(name) and name not in _UNSPECIFIED:
             message = f"the host {host[:64]!r} is not this machine; other hosts need a server with a key (--api-key)"
             raise ApiError(message, status=403, code="host_not_allowed")
         if not origins and other_site:

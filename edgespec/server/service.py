@@ -87,7 +87,11 @@ class Served:
 
     def is_named(self, name: str) -> bool:
         """Whether clients may use the name. Capital letters make no difference, and neither does ``:latest``."""
-        return name.lower().removesuffix(":latest") in map(str.lower, self.names)
+        return _bare(name) in map(_bare, self.names)
+
+
+def _bare(name: str) -> str:
+    return name.lower().removesuffix(":latest")
 
 
 @dataclass(slots=True, kw_only=True)

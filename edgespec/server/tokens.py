@@ -1,22 +1,27 @@
-"""What clients of llama.cpp's server ask besides answers: ``/props``, ``/tokenize`` and ``/detokenize``."""
+"""What clients of llama.cpp's server ask besides answers: ``/props``, ``/tokenize`` and ``/detokenize``.
+
+``/tokenize`` reads vLLM's bodies too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgespec import __version__
-from edgespec.server.errors import ApiError
+from edgespec.server.counting import prompt_ids
+from edgespec.server.errors import ApiError, unsupported
+from edgespec.server.faces.openai import read_chat
 from edgespec.server.keeper import LoadedEngine
-from edgespec.server.service import Endpoint, Read, Service
+from edgespec.server.schema import Request
+from edgespec.server.service import Read, Service
 from edgespec.server.strict_json import check_text
 from edgespec.text.tokenizers.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 # What /tokenize may be asked for, and what it does if it is not.
 FLAGS = {"add_special": False, "parse_special": True, "with_pieces": False}
@@ -31,19 +36,36 @@ def routes(service: Service) -> list[Route]:
         async with own.keeper.use(owner) as loaded:
             return JSONResponse(_props(own, loaded))
 
-    def about(read: Callable[[Mapping[str, Any]], T], said: Callable[[LoadedEngine, T], dict[str, Any]]) -> Endpoint:
-        async def reply(found: Read[tuple[str | None, T]]) -> Response:
-            name, asked = found.asked
-            keeper = service.check_model(name, any_model=True).keeper
-            return JSONResponse(await service.count(found, keeper, lambda loaded: said(loaded, asked)))
+    async def tokenize(read: Read[_Text]) -> Response:
+        keeper = service.check_model(read.asked.model, any_model=True).keeper
+        found = await service.count(read, keeper, lambda loaded: _tokens(loaded, read.asked, read.budget.left_s))
+        return JSONResponse(found)
 
-        return service.endpoint(lambda body: (_read_model(body), read(body)), reply)
+    async def detokenize(read: Read[tuple[str | None, list[int]]]) -> Response:
+        name, tokens = read.asked
+        keeper = service.check_model(name, any_model=True).keeper
+        return JSONResponse(await service.count(read, keeper, lambda loaded: _content(loaded, tokens)))
 
     return [
         Route("/props", props),
-        Route("/tokenize", about(_read_content, _tokens), methods=["POST"]),
-        Route("/detokenize", about(_read_tokens, _content), methods=["POST"]),
+        Route("/tokenize", service.endpoint(_read_text, tokenize), methods=["POST"]),
+        Route("/detokenize", service.endpoint(_read_tokens, detokenize), methods=["POST"]),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Text:
+    """A text whose tokens are asked for, or a chat whose prompt is the text.
+
+    ``with_number``: the reply has the number of tokens as well, and the context's length.
+    """
+
+    model: str | None
+    text: str | Request
+    add_bos: bool = False
+    special: bool = True
+    with_pieces: bool
+    with_number: bool
 
 
 def _props(service: Service, loaded: LoadedEngine) -> dict[str, Any]:
@@ -70,22 +92,44 @@ def _read_model(body: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _read_content(body: Mapping[str, Any]) -> tuple[str, list[bool]]:
-    content = body.get("content", "")
-    if not isinstance(content, str):
-        raise ApiError("content must be text", param="content")
-    flags = {name: body.get(name, usual) for name, usual in FLAGS.items()}
-    for name, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise ApiError(f"{name} must be true or false", param=name)
-    return check_text(content, "content"), list(flags.values())
+def _read_text(body: Mapping[str, Any]) -> _Text:
+    """A body of llama.cpp's clients, which has a ``content``, or of vLLM's: a ``prompt`` or a chat's ``messages``."""
+    name = next((each for each in ("content", "prompt", "messages") if body.get(each) is not None), "content")
+    model, with_pieces = _read_model(body), _flag(body, "with_pieces", FLAGS["with_pieces"])
+    if body.get("return_token_strs"):
+        raise unsupported("return_token_strs", "a second list, of the tokens' texts")
+    if name == "messages":
+        return _Text(model=model, text=read_chat(body), with_pieces=with_pieces, with_number=True)
+    text = body.get(name, "")
+    if not isinstance(text, str):
+        raise ApiError(f"{name} must be text", param=name)
+    begins, usual = ("add_special", FLAGS["add_special"]) if name == "content" else ("add_special_tokens", True)
+    return _Text(
+        model=model,
+        text=check_text(text, name),
+        add_bos=_flag(body, begins, usual),
+        special=_flag(body, "parse_special", FLAGS["parse_special"]),
+        with_pieces=with_pieces,
+        with_number=name == "prompt",
+    )
 
 
-def _tokens(loaded: LoadedEngine, asked: tuple[str, list[bool]]) -> dict[str, Any]:
-    content, (add_bos, special, with_pieces) = asked
+def _flag(body: Mapping[str, Any], name: str, usual: bool) -> bool:
+    flag = body.get(name, usual)
+    if not isinstance(flag, bool):
+        raise ApiError(f"{name} must be true or false", param=name)
+    return flag
+
+
+def _tokens(loaded: LoadedEngine, asked: _Text, seconds: float) -> dict[str, Any]:
     tokenizer = loaded.engine.tokenizer
-    found = tokenizer.encode(content, special=special, add_bos=add_bos)
-    return {"tokens": [{"id": each, "piece": _piece(tokenizer, each)} for each in found] if with_pieces else found}
+    if isinstance(asked.text, Request):
+        found = prompt_ids(loaded, asked.text, seconds)
+    else:
+        found = tokenizer.encode(asked.text, special=asked.special, add_bos=asked.add_bos)
+    pieces = [{"id": each, "piece": _piece(tokenizer, each)} for each in found] if asked.with_pieces else found
+    number = {"count": len(found), "max_model_len": loaded.engine.plan.context_length} if asked.with_number else {}
+    return {"tokens": pieces, **number}
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
@@ -98,11 +142,11 @@ def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
         return list(data)
 
 
-def _read_tokens(body: Mapping[str, Any]) -> list[int]:
+def _read_tokens(body: Mapping[str, Any]) -> tuple[str | None, list[int]]:
     tokens = body.get("tokens", [])
     if not isinstance(tokens, list) or not all(type(each) is int and each >= 0 for each in tokens):
         raise ApiError("tokens must be a list of token ids", param="tokens")
-    return tokens
+    return _read_model(body), tokens
 
 
 def _content(loaded: LoadedEngine, tokens: list[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A stop text that is one hidden token stops at the token, and tokens that a file calls text are text."""
+"""A stop text may name hidden tokens and stops in front of them, and tokens that a file calls text are text."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ def marker(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("<|im_start|>",), "Sure!", "<|im_start|>"),
         (("More", "<|im_start|>"), "Sure!", "<|im_start|>"),
         (("!", "<|im_start|>"), "Sure", "!"),
-        (("<|im_start|>user",), "Sure!userMore please", None),
+        (("<|im_start|>user",), "Sure!", "<|im_start|>user"),
+        (("!<|im_start|>", "<|im_start|>"), "Sure", "!<|im_start|>"),
+        ((" please<|im_end|>",), "Sure!userMore", " please<|im_end|>"),
+        (("<|im_start|>assistant", "user<|im_start|>"), "Sure!userMore please", None),
         (("<|im_start|> ",), "Sure!userMore please", None),
         (("<|im_end|>", "<s>"), "Sure!userMore please", "<|im_end|>"),
     ],
 )
-def test_a_stop_text_that_is_a_hidden_token_ends_the_answer_at_it(
+def test_a_stop_text_that_names_a_hidden_token_ends_the_answer_in_front_of_it(
     tiny: TinyModels, marker: Path, stop: tuple[str, ...], text: str, found_stop: str | None, mode: str
 ) -> None:
     with tiny.load(marker, draft=str(marker), depth=4, mode=mode) as engine:
@@ -48,11 +51,15 @@ def test_a_stop_text_that_is_a_hidden_token_ends_the_answer_at_it(
             assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize("stop", ["<|im_start|>", "<|im_start|>user", "<|im_start|><s>"])
 def test_the_turn_after_such_a_stop_continues_the_conversation_without_the_token(
-    tiny: TinyModels, marker: Path, tmp_path: Path
+    tiny: TinyModels, tmp_path: Path, stop: str
 ) -> None:
-    with tiny.load(marker, draft="none") as engine, engine.session() as session:
-        first = answer(session.generate("Hi", stop=["<|im_start|>"]))
+    script = ["Sure", "!", "<|im_start|>", "<s>" if "<s>" in stop else "user", "More", "<|im_end|>"]
+    path = write_scripted_gguf(tmp_path / "model.gguf", script)
+    with tiny.load(path, draft="none") as engine, engine.session() as session:
+        first = answer(session.generate("Hi", stop=[stop]))
+        assert first.stop_text == stop
         assert session.messages[-1]["content"] == "Sure!"
         session.save(tmp_path / "saved")
         with engine.restore(tmp_path / "saved") as restored, engine.session() as fresh:

@@ -358,6 +358,7 @@ def test_models_health_and_the_openapi_document(server: Running) -> None:
         (model,) = client.get("/v1/models").json()["data"]
         assert (model["id"], model["object"]) == ("tiny", "model")
         assert client.get("/v1/models/tiny").json() == model
+        assert client.get("/v1/models/").json() == client.get("/v1/models").json()
         assert "models" not in client.get("/v1/models").json()
         codex = client.get("/v1/models", params={"client_version": "0.171.0"}).json()
         assert (codex["models"], codex["data"]) == ([], [model])

@@ -171,6 +171,13 @@ def test_roles_have_capital_letters_and_results_the_name_of_their_function() -> 
     assert (noon["tool_call_id"], noon["name"]) == (clock["id"], "clock")
 
 
+def test_an_earlier_call_may_have_a_nul_in_its_arguments() -> None:
+    call = {"function": {"name": "write_file", "arguments": {"content": "a\0b"}}}
+    own = {"role": "assistant", "content": "", "tool_calls": [call]}
+    found = CHAT.read({"messages": [*HI, own, {"role": "tool", "content": "ok"}]}).messages
+    assert found[1]["tool_calls"][0]["function"]["arguments"] == '{"content": "a\\u0000b"}'
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [

@@ -431,6 +431,8 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         [user(["a text without a type"])],
         [user([{"type": "refusal", "text": "x"}])],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
+        [*HI, {**assistant("x"), "tool_calls": [{"function": {"name": "f\0"}}]}, user("y")],
+        [*HI, {**assistant("x"), "tool_calls": [{"type": "custom", "custom": {"input": "z"}}]}, user("y")],
         [{"role": "function", "content": "x", "name": "f"}, *HI],
     ],
 )
@@ -462,6 +464,15 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
     for wrong in ("x", {"a": 1}, [{"a": "\0"}], [["a", "\0"]]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
+
+
+def test_a_custom_tools_call_is_one_with_an_argument() -> None:
+    call = {"id": "call_1", "type": "custom", "custom": {"name": "apply_patch", "input": '*** Begin "Patch"'}}
+    result = {"role": "tool", "content": "done", "tool_call_id": "call_1"}
+    found = read_messages([user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}, result])
+    function = {"name": "apply_patch", "arguments": json.dumps({"input": '*** Begin "Patch"'})}
+    assert found[1]["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert found[2]["name"] == "apply_patch"
 
 
 def test_the_number_of_messages_has_a_limit() -> None:

@@ -113,7 +113,10 @@ def test_each_key_is_another_owner_and_a_wrong_key_is_none() -> None:
     assert Access().owner({}) == Access().owner({"authorization": "Bearer not-needed"})
 
 
-@pytest.mark.parametrize("host", [LOCAL, "localhost:8471", "localhost", "[::1]:8471", "[::1]"])
+ANY = ["0.0.0.0:8471", "0.0.0.0", "[::]:8471"]  # where OLLAMA_HOST lets a server listen, and its clients connect
+
+
+@pytest.mark.parametrize("host", [LOCAL, "localhost:8471", "localhost", "[::1]:8471", "[::1]", *ANY])
 def test_programs_of_this_machine_are_let_in(host: str) -> None:
     assert Access().check_browser([host], []) is None
     assert Access().check_browser([host], [f"http://{host}"]) == f"http://{host}"
@@ -127,6 +130,8 @@ def test_programs_of_this_machine_are_let_in(host: str) -> None:
         (["evil.example:8471"], ["http://evil.example:8471"]),
         ([LOCAL], ["http://evil.example"]),
         ([LOCAL], ["null"]),
+        (["0.0.0.0:8471"], ["http://evil.example"]),
+        (["0.0.0.0.evil.example"], []),
         ([LOCAL], ["http://localhost:3000"]),
         ([LOCAL], ["http://127.0.0.1:8472"]),
         ([LOCAL], ["http://["]),

@@ -294,6 +294,13 @@ def test_each_model_answers_to_its_name_and_to_no_other(loads: dict[str, Any]) -
         assert "edgespec_model_loads_total 2" in metrics
 
 
+def test_a_model_whose_own_name_has_ollamas_tag_is_asked_for_with_and_without_it(loads: dict[str, Any]) -> None:
+    with serving({"one:latest": loads["one"], "two": loads["two"]}, GIB) as server, server.client() as client:
+        for name in ("one:latest", "One:LATEST", "one"):
+            assert client.get(f"/v1/models/{name}").json()["id"] == "one:latest"
+        assert client.get("/v1/models/latest").status_code == 404
+
+
 def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "hello the people"}]}
     with serving(loads, GIB) as server, server.client() as client:

@@ -1,4 +1,4 @@
-"""``/props``, ``/tokenize`` and ``/detokenize``, as clients of llama.cpp's server read them."""
+"""``/props``, ``/tokenize`` and ``/detokenize``, as clients of llama.cpp's server and of vLLM read them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,20 @@ def test_tokens_may_come_with_their_texts_or_bytes(server: Running, engine: Engi
     assert bytes(byte for part in parts for byte in part).decode() == "🙃"
 
 
+def test_vllms_bodies_are_a_prompt_or_the_messages_of_a_chat(server: Running, engine: Engine) -> None:
+    text = "the people<|im_end|>"
+    tokens = engine.tokenizer.encode(text, special=True)
+    found = server.post("/tokenize", model="tiny", prompt=text, add_special_tokens=False).json()
+    assert found == {"tokens": tokens, "count": len(tokens), "max_model_len": engine.plan.context_length}
+    with_begin = engine.tokenizer.encode(text, special=True, add_bos=True)
+    assert server.post("/tokenize", prompt=text).json()["tokens"] == with_begin
+    hello: Any = [{"role": "user", "content": "hello"}]
+    chat = server.post("/tokenize", messages=hello, add_generation_prompt=True, with_pieces=True).json()
+    assert chat["count"] == len(chat["tokens"]) == engine.prompt_tokens(hello)
+    shown = "".join(each["piece"] for each in chat["tokens"])
+    assert shown.replace(" ", "").endswith("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_texts_are_cut_one_after_another_and_more_than_wait_are_refused(
     server: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +106,10 @@ def test_texts_are_cut_one_after_another_and_more_than_wait_are_refused(
         ("/tokenize", {"content": 3}, "content"),
         ("/tokenize", {"content": "a\0b"}, "content"),
         ("/tokenize", {"content": "a", "add_special": 1}, "add_special"),
+        ("/tokenize", {"prompt": ["a"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": True}, "return_token_strs"),
+        ("/tokenize", {"messages": []}, "messages"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens"),

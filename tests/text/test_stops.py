@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.answer_parts import StopStrings
+from edgespec.text.conversation.answer_parts import AnswerText, StopStrings
+from edgespec.text.conversation.ends import Ends
+from tests.support.listed_tokens import ListedTokens
 
 
 def streamed(stops: list[str], chunks: list[str]) -> tuple[str, bool]:
@@ -32,6 +35,20 @@ def reference(stops: list[str], text: str) -> tuple[str, bool]:
 
 
 letters = st.text(alphabet="ab<é", max_size=12)
+TEXTS = ["a", "<", "<2>", "<3>"]
+NAMES = {2: "<2>", 3: "<3>"}  # of the hidden tokens
+SHOWN = {0: "a", 1: "<", 2: "\u2461", 3: "\u2462"}
+spelled = st.lists(st.sampled_from(TEXTS), min_size=1, max_size=3).map("".join)
+
+
+class Spelled(ListedTokens):
+    """Tokens of one text each, two of which are hidden."""
+
+    def __init__(self) -> None:
+        super().__init__([b"a", b"<", b"", b""])
+
+    def encode(self, text: str, *, special: bool = False, add_bos: bool = False) -> list[int]:
+        return [TEXTS.index(each) for each in re.findall("<[23]>|a|<", text)]
 
 
 @given(st.lists(st.text(alphabet="ab<é", min_size=1, max_size=5), max_size=4), letters, st.lists(st.integers(0, 12)))
@@ -40,6 +57,22 @@ def test_stop_strings_give_the_same_result_for_every_chunking(stops: list[str], 
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert streamed(stops, chunks) == streamed(stops, list(text)) == reference(stops, text)
+
+
+@given(st.lists(spelled, max_size=4), st.lists(st.integers(0, 3), max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_a_stop_text_names_hidden_tokens_which_are_not_shown(stops: list[str], tokens: list[int]) -> None:
+    text = AnswerText(Spelled(), Ends(texts=tuple(stops), names=NAMES))
+    shown, stopped = "", False
+    for token in tokens:
+        more, stopped = text.feed(token)
+        shown += more
+        if stopped:
+            break
+    written = {stop.replace("<2>", SHOWN[2]).replace("<3>", SHOWN[3]): stop for stop in stops}
+    expected, found = reference([*stops, *written], "".join(SHOWN[token] for token in tokens))
+    assert (shown + text.flush(), stopped) == (expected.replace(SHOWN[2], "").replace(SHOWN[3], ""), found)
+    assert (text.stop_text in stops) == stopped
 
 
 @given(st.lists(st.text(alphabet="ab<", min_size=1, max_size=5), max_size=4), letters)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -53,14 +54,17 @@ from edgespec.runtimes.runtime import LoadedModel
 from edgespec.runtimes.thread import OwnProcess
 from edgespec.store.families import Family, family_of
 from edgespec.text.conversation.conversation import Conversation, PromptFormat, Turn
-from edgespec.text.conversation.messages import begun
+from edgespec.text.conversation.messages import begun, check_conversation
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.conversation.tools import check_tools, choose_tools
+from edgespec.text.conversation.variables import check_variables
 from edgespec.text.grammar.after_thinking import AfterThinking, BehindMark, tokens_of
 from edgespec.text.grammar.begun_calls import BegunCalls
 from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.compiled import CompiledForm, FormCursor, Forms
 from edgespec.text.grammar.form import Form
+from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.spellings import Spellings
 from edgespec.text.tokenizers.token_map import LEAST_COVERAGE
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -327,6 +331,32 @@ class LoadedPair:
     def load_comparable(self, files: Sequence[LocatedModel], *, for_prompts: bool = False) -> tuple[LoadedModel, ...]:
         """``ModelPool.load_comparable`` for the plan's context: models to compare, next to the target."""
         return self.pool.load_comparable(files, self.plan.context_length, for_prompts=for_prompts)
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        template_variables: Mapping[str, Any] | None,
+        budget: RequestBudget | None,
+    ) -> list[int]:
+        """``Engine.prompt_tokens``, the tokens themselves."""
+        prompt, earlier, after = check_conversation(None, messages, raw=False)
+        usable, _ = choose_tools(check_tools(tools), tool_choice)
+        turn = Conversation(self.prompts, None).turn(
+            prompt,
+            None,
+            sys.maxsize,
+            raw=False,
+            earlier=earlier,
+            after=after,
+            tools=usable,
+            variables=check_variables(template_variables),
+            keep_all=True,
+            budget=budget,
+        )
+        return turn.tokens
 
     def bound(self, conversation: Conversation, turn: Turn, form: CompiledForm | None, owner: str) -> Bound | None:
         """The cursors of an answer that has a form, which begins behind its thinking, or that may call tools."""

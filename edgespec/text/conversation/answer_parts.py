@@ -10,12 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.conversation.ends import Ends
+from edgespec.text.conversation.ends import LONGEST_SEARCHED, Ends
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 from edgespec.text.conversation.thinking import Says, ThinkingText
 from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+# Halves of surrogate pairs, which no decoded text has.
+_HALVES = range(0xD800, 0xE000)
+_NONE = dict.fromkeys(_HALVES)
 
 
 class StopStrings:
@@ -67,18 +71,41 @@ class StopStrings:
 class AnswerText:
     """Turns tokens into text, and holds back a possible stop string or an incomplete character.
 
-    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together.
+    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together. A control token
+    that a stop text names has no text: where stop strings are searched, half of a surrogate pair stands for it.
     """
 
     def __init__(self, tokenizer: Tokenizer, ends: Ends, marks: Mapping[int, bytes] | None = None) -> None:
         """``marks``: control tokens that have a text here, and that text. Other tokens that end it have none."""
         self._tokenizer = tokenizer
         self._marks = {**dict.fromkeys(ends.ids, b""), **(marks or {})}
-        self._stops = StopStrings(ends.texts)
-        self._ends = ends
-        self._control: str | None = None  # the stop text that is the token which ends the text
+        hidden = [token for token in ends.names if not self._bytes(token)]
+        hidden.sort(key=lambda token: len(ends.names[token]), reverse=True)  # a name may be a part of another
+        self._stand_ins = dict(zip(hidden, map(chr, _HALVES), strict=False))
+        short = [text for text in ends.texts if len(text) <= LONGEST_SEARCHED]
+        self._given = {form: text for text in short for form in self._forms(text, ends.names)}
+        self._stops = StopStrings([*ends.texts, *self._given])
         self._early = ends.min_tokens  # tokens to come that no stop string ends
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def _forms(self, stop: str, names: Mapping[int, str]) -> tuple[str, ...]:
+        """The stop text with stand-ins, as it is written and as the model writes it.
+
+        Many vocabularies put a blank between a control token and a word.
+        """
+        written = stop
+        for token, stand_in in self._stand_ins.items():
+            written = written.replace(names[token], stand_in)
+        if written == stop:
+            return (stop,)
+        pieces = [
+            self._stand_ins.get(token) or self._bytes(token).decode("utf-8", "replace")
+            for token in self._tokenizer.encode(stop, special=True)
+        ]
+        return (written, "".join(pieces)) if all(pieces) else (written,)  # not of what the vocabulary lacks
+
+    def _bytes(self, token: int) -> bytes:
+        return self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
 
     def text_of(self, token: int, held: int = 0) -> str:
         """The text of a token alone, behind its first ``held`` bytes. Half of a character is U+FFFD."""
@@ -86,21 +113,23 @@ class AnswerText:
 
     def feed(self, token: int, held: int = 0) -> tuple[str, bool]:
         """(text that may be shown, whether a stop string is complete). The first ``held`` bytes are left out."""
-        if token in self._ends.ids and (control := self._tokenizer.control_token(token)) is not None:
-            self._control = control.text if control.text in self._ends.texts else None
-        shown = self._marks[token] if token in self._marks else self._tokenizer.token_bytes(token)
         self._early -= 1
-        return self._stops.feed(self._decoder.decode(shown[held:]), may_end=self._early < 0)
+        text = self._decoder.decode(self._bytes(token)[held:])
+        if token in self._stand_ins:  # behind it no character is completed
+            text += self._decoder.decode(b"", True) + self._stand_ins[token]
+        text, stopped = self._stops.feed(text, may_end=self._early < 0)
+        return (text.translate(_NONE) if self._stand_ins else text), stopped
 
     @property
     def stop_text(self) -> str | None:
         """The stop text at which the text ends, also if it is a control token; None if it ends at none."""
-        return self._stops.found if self._control is None else self._control
+        found = self._stops.found
+        return found if found is None else self._given.get(found, found)
 
     def flush(self) -> str:
         """The text held back, at the end of the answer."""
         shown, stopped = self._stops.feed(self._decoder.decode(b"", True), may_end=self._early < 0)
-        return shown if stopped else shown + self._stops.flush()
+        return (shown if stopped else shown + self._stops.flush()).translate(_NONE)
 
 
 @dataclass(slots=True)

@@ -22,13 +22,13 @@ from edgespec.text.conversation.model_template import ModelTemplates
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, first_that_fits, is_far_longer
 from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
-from edgespec.text.conversation.tool_use import ToolUse, control_tokens, tool_use, with_calls_in_text
+from edgespec.text.conversation.tool_use import ToolUse, tool_use, with_calls_in_text
 from edgespec.text.conversation.tools import Message, eased
 from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.spellings import Spellings
-from edgespec.text.tokenizers.tokenizer import Tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer, control_tokens
 
 # Share of the context kept free for the answer when a conversation outgrows it.
 _ANSWER_SHARE = 4
@@ -516,8 +516,11 @@ class Conversation:
                 name: before[name] + answer.get(name, "") for name in ("content", THINKING[0]) if name in before
             }
         self._messages += [{"role": "user", "content": turn.message}, *after, answer]
-        # After a stop string the tokens hold more than the text: the text is tokenised again.
-        if self._prompts.tokenizer.detokenize(answer_ids) == said.raw:
+        # After a stop string the tokens hold more than the text: the text is tokenised again. The same holds for two
+        # hidden tokens, of which ``_encode`` leaves out one.
+        tokenizer, last = self._prompts.tokenizer, answer_ids[-2:]
+        hidden = len(last) == 2 and not any(map(tokenizer.token_bytes, last))
+        if not hidden and tokenizer.detokenize(answer_ids) == said.raw:
             self._rendered = turn.text + said.raw
 
 

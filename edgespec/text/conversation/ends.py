@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from edgespec.text.tokenizers.tokenizer import Tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer, control_tokens
 
-# Longer texts are not looked up among the names of control tokens, which have up to 20 characters.
-_LONGEST_NAME = 256
+# Longer texts are not searched for the names of control tokens, which have up to 20 characters.
+LONGEST_SEARCHED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
     """An answer ends before the first of ``texts`` and at the first token of ``ids``, after ``min_tokens`` tokens.
 
-    ``banned``: tokens that never come.
+    ``names``: the control tokens that the texts name, and their names. ``banned``: tokens that never come.
     """
 
     texts: tuple[str, ...] = ()
     ids: frozenset[int] = frozenset()
+    names: Mapping[int, str] = field(default_factory=dict)
     min_tokens: int = 0
     banned: frozenset[int] = frozenset()
 
@@ -44,21 +45,10 @@ def ends_of(
     With ``ignore_eos`` the model's own ends are banned, except those that the caller names. What the file suppresses
     is banned in the same way.
     """
-    named = _hidden(tokenizer, stop) | frozenset(stop_token_ids)
+    found = control_tokens(tokenizer, (text for text in stop if len(text) <= LONGEST_SEARCHED))
+    names = {token: name.decode() for token, name in found.items()}
+    named = {token for token, name in names.items() if name in stop}.union(stop_token_ids)
     own = tokenizer.stop_ids
-    ids = named if ignore_eos else named | own
+    ids = frozenset(named if ignore_eos else named | own)
     banned = (tokenizer.suppressed | (own if ignore_eos else frozenset())) - ids
-    return Ends(texts=tuple(stop), ids=ids, min_tokens=min_tokens, banned=banned)
-
-
-def _hidden(tokenizer: Tokenizer, stops: Sequence[str]) -> frozenset[int]:
-    """The ids of the stop texts that are exactly one control token, which never becomes text."""
-    found = set[int]()
-    for stop in stops:
-        if len(stop) > _LONGEST_NAME:
-            continue
-        ids = tokenizer.encode(stop, special=True)
-        control = tokenizer.control_token(ids[0]) if len(ids) == 1 else None
-        if control is not None and control.text == stop:
-            found.add(ids[0])
-    return frozenset(found)
+    return Ends(texts=tuple(stop), ids=ids, names=names, min_tokens=min_tokens, banned=banned)

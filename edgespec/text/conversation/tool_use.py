@@ -15,7 +15,7 @@ from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
 from edgespec.text.conversation.literals import as_calls
 from edgespec.text.conversation.tool_calls import CallText
-from edgespec.text.tokenizers.tokenizer import Tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer, control_tokens
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 # With the call's number of two digits, nine characters.
@@ -56,17 +56,6 @@ def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Seque
 def shows_tools(template: str) -> bool:
     """Whether a chat template mentions tools."""
     return re.search(r"\btools\b", template) is not None
-
-
-def control_tokens(tokenizer: Tokenizer, marks: Sequence[str]) -> dict[int, bytes]:
-    """The control tokens in these marks, and their names: they become text where the marks are read."""
-    found = dict[int, bytes]()
-    for mark in marks:
-        for token in tokenizer.encode(mark, special=True):
-            control = tokenizer.control_token(token)
-            if control is not None and control.text in mark:  # not the token for what a vocabulary lacks
-                found[token] = control.text.encode()
-    return found
 
 
 def with_calls_in_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:

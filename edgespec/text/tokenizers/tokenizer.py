@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,3 +73,14 @@ class Tokenizer(Protocol):
         """The text of ``tokens``, invalid UTF-8 replaced."""
 
     def close(self) -> None: ...
+
+
+def control_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[int, bytes]:
+    """The control tokens that the texts name, and their names."""
+    found = dict[int, bytes]()
+    for text in texts:
+        for token in tokenizer.encode(text, special=True):
+            control = tokenizer.control_token(token)
+            if control is not None and control.text in text:  # not the token for what a vocabulary lacks
+                found[token] = control.text.encode()
+    return found
