@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.call_formats import (
     GEMMA,
+    GLM,
     HARMONY,
     HERMES,
     LFM2,
@@ -131,6 +133,39 @@ def test_a_text_between_marks_may_hold_anything_but_its_end() -> None:
     said = "a < b\n</param>\n<function=x>"
     text = f"<tool_call>\n<function=note>\n<parameter=text>\n{said}\n</parameter>\n</function>\n</tool_call>"
     assert is_whole(form, text)
+
+
+@pytest.mark.parametrize("name", [name for name, (form, _) in SAMPLES.items() if form.parameters])
+def test_a_text_between_marks_may_hold_its_end_mark(name: str) -> None:
+    form, sample = SAMPLES[name]
+    begin, end = form.parameters[-1]
+
+    def value(key: str, text: str, kind: str = "true") -> str:
+        mark = begin.replace("{key}", key).replace("{kind}", kind)
+        return f"{mark}{form.padding}{text}{form.padding}{end}"
+
+    inner = value("days", "x", "false")
+    asked = use(form, (tool("weather", {"city": {"type": "string"}, "days": {"type": "integer"}}, "city"),))
+    for bound in (begun_form(asked), call_form(asked, ["weather"], several=False)):
+        for city in (f"a{end}b", end, f"a{end} \n {begin[:5]}\n", f"a{end} \n{form.ends[0][:-1]}"):
+            text = sample.replace(value("city", "Paris"), value("city", city) + "\n" + value("days", "3", "false"))
+            assert is_whole(bound, text), text
+            assert is_whole(bound, sample.replace("Paris", city)), city
+            assert not is_whole(bound, text.replace("3", "x")), "the type of the next value"
+            assert not is_whole(bound, text[: text.rindex(form.ends[0])]), "a call without its end"
+            (found,) = calls(asked, text)
+            assert json.loads(found.arguments) == {"city": city, "days": 3}
+        for mark in filter(None, (*form.openings, form.closing)):
+            for between in ("\n", " So:\n"):
+                text = sample.replace("Paris", f"a{end}{between}{mark}")
+                assert not is_whole(bound, text), "a call without its end"
+        assert not is_whole(bound, sample.replace("Paris", f"a{end}{inner}")), "only where the call cannot continue"
+    city = value("city", "Paris")
+    assert not is_whole(bound, sample.replace(city, city + city)), "where no other value may follow"
+    both = use(form, (tool("weather", {"city": {"type": "string"}, "days": {"type": "integer"}}, "city", "days"),))
+    for bound in (begun_form(both), call_form(both, ["weather"], several=False)):
+        assert not is_whole(bound, sample), "where the call may not end"
+        assert not is_whole(bound, f"{sample}\nb{end}{value('days', '3', 'false')}{form.ends[0]}{form.closing}")
 
 
 def test_values_between_marks_have_the_types_of_their_schemas() -> None:
@@ -439,3 +474,48 @@ def test_strict_tools_are_refused_where_arguments_are_not_json() -> None:
 def test_marks_of_texts_may_be_control_tokens() -> None:
     text = call_form(use(GEMMA, (LITERAL,), **{'<|"|>': 9}), ["f"], several=False).text
     assert "literal_text: <[9]> /(?s:.*)/ <[9]>" in text
+
+
+class ControlledBytes:
+    """A tokenizer of bytes, and of control tokens behind them."""
+
+    bos_token_id, eos_token_id = None, 256
+
+    def __init__(self, controls: Mapping[str, int]) -> None:
+        self.tokens = [*(bytes([each]) for each in range(256)), b"<eos>", *(name.encode() for name in controls)]
+        self.special_token_ids = list(range(256, len(self.tokens)))
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>", "</tool_call>"),
+        ("<arg_key>", "</tool_call>"),
+        ("</tool_call>",),
+        ("</arg_value>",),
+        ("arg_value",),
+    ],
+)
+def test_any_part_of_the_marks_behind_a_text_may_be_a_control_token(names: tuple[str, ...]) -> None:
+    controls = {name: number for number, name in enumerate(names, 257)}
+    asked = use(GLM, (tool("f", {"a": {"type": "string"}, "n": {"type": "integer"}}, "a"),), **controls)
+    vocabulary = LLTokenizer(TokenizerWrapper(ControlledBytes(controls)))
+    cut = re.compile(f"({'|'.join(map(re.escape, names))})")
+
+    def allows(form: Form, text: str) -> bool:
+        made = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(form.text))
+        parts = [[controls[part]] if part in controls else list(part.encode()) for part in cut.split(text)]
+        tokens = [token for part in parts for token in part]
+        return made.try_consume_tokens(tokens) == len(tokens) and made.is_accepting()
+
+    said = "a </arg_value>\n<arg b" if cut.search("</arg_value>") is None else "a </arg_val\n b"
+    text = f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{said}</arg_value>\n"
+    more = "<arg_key>n</arg_key>\n<arg_value>3</arg_value>\n"
+    for form in (begun_form(asked), call_form(asked, ["f"], several=False)):
+        for written in (text, text + more):
+            assert allows(form, written + "</tool_call>")
+            assert not allows(form, written)
+        assert not allows(form, text + more.replace("3", "x") + "</tool_call>")

@@ -116,6 +116,24 @@ ONE = [("weather", PARIS)]
         ),
         (
             QWEN_XML,
+            "<function=weather><parameter=note>a</parameter>b\n</parameter>\n</function>",
+            "",
+            [("weather", '{"note": "a</parameter>b"}')],
+        ),
+        (
+            QWEN_XML,
+            f"<tool_call><function=now><parameter=a>x</parameter>\n</tool_call>\n<tool_call>{FUNCTION}</tool_call>",
+            "<tool_call><function=now><parameter=a>x</parameter>\n</tool_call>",
+            ONE,
+        ),
+        (
+            QWEN_XML,
+            f"<function=now><parameter=a>x</parameter> So:\n{FUNCTION}",
+            "<function=now><parameter=a>x</parameter> So:",
+            ONE,
+        ),
+        (
+            QWEN_XML,
             "<tool_call><function=now><parameter=a>x\n<parameter=b>\ny\n</function>\n</tool_call>"
             "<tool_call><function=now><parameter=a>z</parameter></function></tool_call>",
             "",
@@ -181,6 +199,21 @@ def test_calls_are_read_without_the_marks_that_they_do_not_need(name: str) -> No
     text, city = BARELY[name]
     _, ((function, arguments), *_) = found(FORMATS[name], text)
     assert (function, json.loads(arguments)) == ("weather", {"city": city, "days": 3})
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.parameters])
+def test_a_value_ends_at_an_end_mark_only_where_the_call_continues_behind_it(name: str) -> None:
+    form, sample = SAMPLES[name]
+    end = form.parameters[-1][1]
+    begin = formats.Mark(form.parameters[-1][0]).parts[0]
+    almost = (f"a{end} \n {begin}", f"{end}{form.ends[0][:-1]} ")
+    for city in (f"a{end}b", f"{end}{end}", f"<a>\n  {begin}>1{end}\n</a>", *almost):
+        text = sample.replace("Paris", city)
+        expected = json.dumps({"city": city}, ensure_ascii=False)
+        assert found(form, text) == ("", [("weather", expected)]), city
+        assert found(form, *text) == found(form, text), city
+    cut = sample[: sample.index("Paris")] + f"a{end}b{end}\n"
+    assert found(form, cut) == (cut, [])
 
 
 @pytest.mark.parametrize(

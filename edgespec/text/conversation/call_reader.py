@@ -74,6 +74,10 @@ class CallReader:
         self._value_ends = {Mark(before): Mark(behind) for before, behind in form.parameters}
         # Text ends a value only where the block ends too: values hold ends of calls.
         self._block_end = (Mark("\n".join((*form.ends, form.closing))),) if form.closing else ()
+        # A value may hold its end mark: only these behind it end the value. The others are in no value then, as they
+        # belong to another call, and this one has no end.
+        self._behind_values = (*self._value_ends, *map(Mark, form.ends))
+        self._of_others = tuple(Mark(each) for each in (*form.openings, form.closing) if each)
         syntax = form.syntax
         brackets = [each for each in syntax.punctuation if each in "([{}])"]
         self._outside = re.compile("|".join(map(re.escape, (*syntax.quotes, *brackets))))
@@ -210,30 +214,49 @@ class CallReader:
         """The value that begins at ``begin``, and where its ``end`` ends. Models leave that mark out.
 
         Then it ends at the next parameter, one of the schema's which is not ``given`` yet, or where the block ends.
+        A value may hold its mark too: it ends at the one behind which the call continues or ends.
         """
-        held, at = self._held, begin
-        marks = [end, *self._value_ends, *self._block_end]
-        signs = re.compile("|".join({re.escape(mark.parts[0][0]) for mark in marks}))
-        while (sign := signs.search(held.text, at)) is None or not self._ends(sign.start(), marks, schema, given):
-            at = len(held.text) if sign is None else sign.start()
-            if sign is None or any(mark.begins(held.text, at) for mark in marks):
-                held.read, sign = at, None
-                yield from self._more()
-            else:
-                at += 1
-        at, padding = sign.start(), self._form.padding
-        closed = end.match(held.text, at, final=True)
+        held, marks = self._held, (end, *self._value_ends, *self._block_end)
+        signs = re.compile("|".join({re.escape(mark.parts[0][0]) for mark in (*marks, *self._of_others)}))
+        at = _first(signs, held.text, begin)
+        while not (yield from self._ends(at, marks, schema, given)):
+            if self._end_of(end, at) is not None:
+                marks = (end, *self._value_ends, *self._block_end, *self._of_others)
+            at = _first(signs, held.text, at + 1)
+        padding, closed = self._form.padding, self._end_of(end, at)
         value = held.text[begin:at].removeprefix(padding).removesuffix(padding)
-        return value, closed.end() if closed else at
+        return value, at if closed is None else closed
 
-    def _ends(self, at: int, marks: Iterable[Mark], schema: Mapping[str, Any], given: Sequence[str]) -> bool:
-        """Whether a value ends at ``at``."""
+    def _ends(self, at: int, marks: Sequence[Mark], schema: Mapping[str, Any], given: Sequence[str]) -> Reading[bool]:
+        """Whether a value ends at ``at``: with its own mark, the first of ``marks``, or without it."""
+        held, (own, *others) = self._held, marks
+        while (closed := self._end_of(own, at)) is None:
+            if self._is_left_open(at, others, schema, given):
+                return True
+            if not any(mark.begins(held.text, at) for mark in marks):
+                return False
+            held.read = at
+            yield from self._more()
+        held.read = closed
+        try:
+            yield from self._any((yield from self._skip(closed)), self._behind_values)
+        except NoCallError:
+            return False
+        return True
+
+    def _is_left_open(self, at: int, marks: Iterable[Mark], schema: Mapping[str, Any], given: Sequence[str]) -> bool:
+        """Whether a value without its own mark ends at ``at``."""
         for mark in marks:
             if found := mark.match(self._held.text, at, final=True):
                 key = found["key"] if mark in self._value_ends else None
                 if key is None or (key not in given and (allowed(schema, key) or not allowed(schema, given[0]))):
                     return True
         return False
+
+    def _end_of(self, mark: Mark, at: int) -> int | None:
+        """The position behind a mark at ``at``; None without one. A kept match makes each chunk copy the text."""
+        found = mark.match(self._held.text, at, final=True)
+        return None if found is None else found.end()
 
     # ----------------------------------------------------------------------------------------------------- text
 
@@ -328,6 +351,12 @@ def blank_end(text: str, at: int) -> int:
     """The position of the next character that is not blank, or the text's end."""
     found = _BLANK_RUN.match(text, at)
     return at if found is None else found.end()
+
+
+def _first(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """The position of a pattern from a position on, or the text's end."""
+    found = pattern.search(text, at)
+    return len(text) if found is None else found.start()
 
 
 def _checked(arguments: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -20,6 +20,7 @@ from edgespec.text.grammar.literal_calls import LiteralArguments, other_names
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
+_ANY_BLANKS = "/[ \\t\\r\\n]*/"
 _FILLED = {"\n": "blanks", "{id}": "/[A-Za-z0-9_.:-]{1,64}/", "{word}": "/[a-z]{0,16}/"}
 # A fence is closed only where there is one before the arguments.
 _FENCE = "```"
@@ -123,10 +124,11 @@ class _Calls:
         if form.syntax != JSON:
             yield from self._literal_functions()
             return
+        if form.parameters:
+            yield from self._texts()
         for number, function in enumerate(self._functions):
             schema = function["parameters"]
             lenient = not (self.may_be_strict and function.get("strict") is True)
-            arguments = self._arguments(number, schema)
             if form.parameters:
                 yield from self._values(number, schema, lenient=lenient)
             else:
@@ -136,7 +138,8 @@ class _Calls:
                 for rule, own in zip(names, orders, strict=True):
                     yield f"{rule}: {_json(own, self.spacing, lenient=lenient)}"
             name = function["name"]
-            written = [self._call(call, name, arguments) for call in form.written or form.heads or (form.call,)]
+            calls = form.written or form.heads or (form.call,)
+            written = [self._call(call, name, f"arguments{number}") for call in calls]
             yield f"call{number}: " + " | ".join(written)
 
     def _literal_functions(self) -> Iterator[str]:
@@ -150,11 +153,6 @@ class _Calls:
             written = [self._call(head, name, f"arguments{number}") for head in heads]
             yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
 
-    def _arguments(self, number: int, schema: Mapping[str, Any]) -> str:
-        if not self._format.parameters:
-            return f"arguments{number}"
-        return self._joined(*self._parameters(number, schema))
-
     def _call(self, call: str, name: str, arguments: str) -> str:
         if self._format.heads:
             return self._joined(self._mark(call.replace("{name}", name)), arguments, *self._ends(call))
@@ -162,7 +160,8 @@ class _Calls:
         return self._joined(self._mark(before), arguments, self._mark(after))
 
     def _ends(self, head: str) -> Iterator[str]:
-        return (self._mark(end) for end in self._format.ends if end != _FENCE or _FENCE in head)
+        ends = () if self._format.parameters else self._format.ends  # arguments have it
+        return (self._mark(end) for end in ends if end != _FENCE or _FENCE in head)
 
     # ------------------------------------------------------------------------------------- values between marks
 
@@ -177,63 +176,128 @@ class _Calls:
             )
         return found
 
-    def _parameters(self, number: int, schema: Mapping[str, Any]) -> Iterator[str]:
-        parameters = self._listed(schema)
-        values = {key: f"(value{number}_{place} blanks)" for place, key in enumerate(parameters.properties)}
-        if self.ordered:
-            yield from (f"{value}{'' if key in parameters.required else '?'}" for key, value in values.items())
-            return
-        free = [value for key, value in values.items() if key not in parameters.required]
-        others = " | ".join([*free, *([f"(value{number} blanks)"] if parameters.is_open else [])])
-        between = f"({others})*" if others else ""
-        yield between
-        for key in parameters.required:
-            yield f"{values[key]} {between}"
-
     def _values(self, number: int, schema: Mapping[str, Any], *, lenient: bool) -> Iterator[str]:
+        """The rule ``arguments0`` of values between marks and the call's end, and those of each value.
+
+        The rule of a value begins behind the ``{key}`` of the first mark; that of any text ends behind this mark.
+        """
         begin, end = self._format.parameters[-1]
-        parameters = self._listed(schema)
-        is_open = parameters.is_open and not self.ordered
-        if is_open:  # any other name, with any text
-            before, behind = begin.split("{key}")
+        _, behind = begin.split("{key}")
+        parameters, texts = self._listed(schema), list[str]()
+        if parameters.is_open and not self.ordered:  # any other name, with any text
             marks = dict.fromkeys(behind.replace("{kind}", kind) for kind in ("true", "false"))
-            mark = f"{self._mark(before)} OTHER{number} ({' | '.join(map(self._mark, marks))})"
             yield f"OTHER{number}: {other_names(parameters.properties)}"
-            yield from self._text(f"value{number}", mark, end)
+            yield f"value{number}: OTHER{number} ({' | '.join(map(self._mark, marks))})"
+            texts.append(f"value{number}")
         for place, (key, own) in enumerate(parameters.properties.items()):
             rule = f"value{number}_{place}"
             may, padding = allowed(schema, key), self._format.padding
             is_text = may is None or may.has_strings
-            kind = json.dumps(is_text)
-            before, behind = begin.replace("{kind}", kind).split("{key}")
-            # Where other names are possible, this one must not be decided by the text before it.
-            parts = [before, key, behind + padding] if is_open else [before + key + behind + padding]
-            mark = " ".join(map(self._mark, parts))
-            closing = self._mark(padding + end)
+            mark = key + behind.replace("{kind}", json.dumps(is_text))
+            before, closing = self._mark(mark + padding), self._mark(padding + end)
             if may is not None and may.members and not may.types:
-                texts = [json.loads(each) for each in sorted(may.members)]
-                said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in texts)
-                yield f"{rule}: {mark} ({said}) {closing}"
+                members = [json.loads(each) for each in sorted(may.members)]
+                said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in members)
+                yield f"{rule}: {before} ({said}) {closing}"
             elif not is_text:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
                 whole = json.dumps({**shared, **own})
                 if _INSIDE in whole:  # references to other properties lead to copies of them
                     copies = {**shared.get("$defs", {}), "properties": dict(parameters.properties)}
                     whole = json.dumps({**shared, **own, "$defs": copies}).replace(_INSIDE, '"#/$defs/properties/')
-                yield f"{rule}: {mark} {rule}_json {closing}"
+                yield f"{rule}: {before} {rule}_json {closing}"
                 yield f"{rule}_json: {_json(json.loads(whole), self.spacing, lenient=lenient)}"
             else:
                 if not lenient:
                     self._check_text(schema, key, own, may)
-                yield from self._text(rule, mark, end)
+                yield f"{rule}: {self._mark(mark)}"
+                texts.append(rule)
+        yield from self._in_order(number, parameters, texts)
 
-    def _text(self, rule: str, mark: str, end: str) -> Iterator[str]:
-        """Any text between two marks; blanks beside them are part of it here."""
-        if end in self._controls:
-            yield f"{rule}: {mark} /(?s:.*)/ {self._mark(end)}"
-        else:
-            yield f"{rule}: {mark} {rule}_text"
-            yield f"{rule}_text[suffix={lark_text(end)}]: /(?s:.*)/"
+    def _in_order(self, number: int, parameters: Listed, texts: Collection[str]) -> Iterator[str]:
+        """The rules of a call's values in the schema's order, or of required ones in it and the others anywhere.
+
+        ``texts`` are the rules of values that are any text.
+        """
+        rules = [f"value{number}_{place}" for place in range(len(parameters.properties))]
+        named = zip(rules, parameters.properties, strict=True)
+        needed = [rule for rule, key in named if key in parameters.required]
+        if self.ordered:
+            steps = [*({rule: place} for place, rule in enumerate(rules, 1)), {}]
+            for place, rule in enumerate(rules[:-1]):
+                steps[place] |= {} if rule in needed else {"": place + 1}
+            last = max((place for place, rule in enumerate(rules, 1) if rule in needed), default=0)
+            yield from self._states(number, steps, last, texts)
+            return
+        others = [rule for rule in dict.fromkeys((*rules, *texts)) if rule not in needed]
+        free = {
+            f"texts{number}": [rule for rule in others if rule in texts],
+            f"others{number}": [rule for rule in others if rule not in texts],
+        }
+        free = {group: own for group, own in free.items() if own}
+        yield from (f"{group}: {' | '.join(own)}" for group, own in free.items())
+        steps = [dict.fromkeys(free, place) | {rule: place + 1} for place, rule in enumerate(needed)]
+        steps.append(dict.fromkeys(free, len(needed)))
+        yield from self._states(number, steps, len(needed), (*texts, f"texts{number}"))
+
+    def _states(
+        self, number: int, steps: Sequence[Mapping[str, int]], last: int, texts: Collection[str]
+    ) -> Iterator[str]:
+        """The rule ``arguments0`` of the values that may follow in each state, and the call's end from ``last`` on.
+
+        ``steps`` have the state behind each value, and behind no rule that of leaving one out. ``next0_1`` is what
+        follows in the state 1, ``open0_1`` what follows a text there: its end holds the beginning of the next mark.
+        """
+        before, _ = self._format.parameters[-1][0].split("{key}")
+        (call_end,) = self._format.ends
+
+        def ways(rule: str, state: int) -> Iterator[str]:
+            if not rule:
+                yield f"open{number}_{state}"
+            elif rule not in texts:
+                yield f"{rule} blanks next{number}_{state}"
+            else:
+                yield from [f"{rule} more_text open{number}_{state}"] if steps[state] else []
+                yield from [f"{rule} last_text"] if state >= last else []
+
+        for state, own in enumerate(steps):
+            following = [self._mark(call_end)] if state >= last else []
+            if own:
+                yield f"open{number}_{state}: " + " | ".join(way for step in own.items() for way in ways(*step))
+                following.append(f"{self._mark(before)} open{number}_{state}")
+            yield f"next{number}_{state}: {' | '.join(following)}"
+        yield f"arguments{number}: next{number}_0"
+
+    def _texts(self) -> Iterator[str]:
+        """The rules of any text with the marks behind it, which show where it ends: a text may hold its end mark.
+
+        ``more_text`` ends with the beginning of the next value's mark, ``last_text`` with the call's end. A text
+        holds none of these marks behind its end mark, as not both may follow everywhere, and no opening or closing: a
+        model that forgets the call's end is led to it.
+        """
+        form, any_text = self._format, "/(?s:.*)/"
+        begin, end = form.parameters[-1]
+        before, _ = begin.split("{key}")
+        ends = {"more_text": before, "last_text": form.ends[0]}
+        behind = [(_ANY_BLANKS, mark) for mark in ends.values()]
+        behind += [(any_text, mark) for mark in (*form.openings, form.closing) if mark]
+        held = [f"{gap} {lark_text(mark)}" for gap, mark in behind if not self._as_text(f"{end}\n{mark}")[1]]
+        refused = f"{any_text} {lark_text(end)} ({' | '.join(held)}) {any_text}"
+        yield f"TEXT: {any_text}" + (f" & ~({refused})" if held else "")
+        for rule, mark in ends.items():
+            plain, control = self._as_text(f"{end}\n{mark}")
+            if control:
+                yield f"{rule}: {rule.upper()} {control}"
+                yield f"{rule.upper()}: TEXT {plain}"
+            else:
+                yield f"{rule}[lazy]: TEXT {plain}"
+
+    def _as_text(self, mark: str) -> tuple[str, str]:
+        """What a text may hold of a mark, as a terminal, and the rest of it, from the first control token on."""
+        pieces = list(self._pieces(mark))
+        first = next((place for place, each in enumerate(pieces) if each in self._controls), len(pieces))
+        plain = (_ANY_BLANKS if each == "\n" else lark_text(each) for each in pieces[:first])
+        return " ".join(plain), " ".join(map(self._written, pieces[first:]))
 
     def _check_text(self, schema: Mapping[str, Any], key: str, own: Any, may: Allowed | None) -> None:
         """Raise InvalidRequestError for a strict tool's text that could not be kept: its grammar is any text."""
@@ -258,14 +322,15 @@ class _Calls:
 
     def _mark(self, text: str) -> str:
         """A mark in Lark: its control tokens, what stands for other text in it, and the rest as it is."""
-        return " ".join(each for part in Mark(text).parts for each in self._part(part))
+        return " ".join(map(self._written, self._pieces(text)))
 
-    def _part(self, part: str) -> Iterator[str]:
-        if part in _FILLED:
-            yield _FILLED[part]
-            return
-        for text in filter(None, self._cuts.split(part) if self._controls else [part]):
-            yield f"<[{self._controls[text]}]>" if text in self._controls else lark_text(text)
+    def _pieces(self, mark: str) -> Iterator[str]:
+        for part in Mark(mark).parts:
+            yield from [part] if part in _FILLED or not self._controls else filter(None, self._cuts.split(part))
+
+    def _written(self, piece: str) -> str:
+        control = self._controls.get(piece)
+        return _FILLED.get(piece) or (lark_text(piece) if control is None else f"<[{control}]>")
 
 
 class _BegunCalls(_Calls):
@@ -289,9 +354,8 @@ class _BegunCalls(_Calls):
             for number, function in enumerate(self._functions):
                 begin, behind = self._cut(head.replace("{name}", function["name"]))
                 if begin in form.beginnings:
-                    arguments = self._arguments(number, function["parameters"])
-                    written = [f"{self._begun(begin, first)} {self._mark(behind)}", arguments, *self._ends(head)]
-                    alternatives.append(self._joined(*written))
+                    begun = f"{self._begun(begin, first)} {self._mark(behind)}"
+                    alternatives.append(self._joined(begun, f"arguments{number}", *self._ends(head)))
         yield "begun: " + " | ".join(dict.fromkeys(alternatives))
         for text, rule in first.items():
             yield f"{rule}[suffix={lark_text(text)}]: /(?s:.*)/"
