@@ -162,8 +162,8 @@ class Server(uvicorn.Server):
 
     async def _run(self, on_listening: Callable[[], None]) -> None:
         if not self._service.others:
-            loading = self._service.keeper.start()
-            loading.add_done_callback(lambda _: self._check_first_load())
+            # Not kept: its result is the model, which may be freed.
+            self._service.keeper.start().add_done_callback(lambda _: self._check_first_load())
         on_listening()
         try:
             await self.serve(sockets=self._own_sockets)
