@@ -43,8 +43,9 @@ class _UnusableError(Exception):
 class Measurements:
     """The folder of this machine's measurements. It need not exist.
 
-    ``notes`` collects a sentence for every file that could not be used. Width classes do not depend on the power
-    source; times do. ``create`` makes a folder before the first write.
+    ``notes`` collects a sentence for every file that could not be used, ``unusable`` the names of those of them that
+    could be read. Width classes do not depend on the power source; times do. ``create`` makes a folder before the
+    first write.
     """
 
     folder: Path
@@ -52,6 +53,7 @@ class Measurements:
     power_source: str | None = None
     create: Callable[[Path], object] = field(default=partial(Path.mkdir, parents=True, exist_ok=True), compare=False)
     notes: list[str] = field(default_factory=list, compare=False)
+    unusable: set[str] = field(default_factory=set, init=False, compare=False, repr=False)
     _unwritten: dict[str, bytes] = field(default_factory=dict, init=False, compare=False, repr=False)
     _refusals: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
     # By kind, keys that other builds may have stored: read once.
@@ -195,16 +197,21 @@ class Measurements:
             return value
         except FileNotFoundError:
             return None
+        except OSError as error:  # perhaps for a moment
+            self._note(path, f"it cannot be read ({error.strerror or error})")
+            return None
         except _UnusableError as error:
             why = str(error)
-        except OSError as error:
-            why = f"it cannot be read ({error.strerror or error})"
         except (ModelFileError, WrongValueError):
             why = "it is damaged"
+        self.unusable.add(path.name)
+        self._note(path, why)
+        return None
+
+    def _note(self, path: Path, why: str) -> None:
         note = f"the measurement {path.name} is ignored and made again: {why}"
         if note not in self.notes:
             self.notes.append(note)
-        return None
 
     def _document(self, path: Path) -> dict[str, Any]:
         raw = self._unwritten.get(path.name)

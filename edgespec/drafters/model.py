@@ -137,6 +137,8 @@ class ModelDraftState(DraftState):
             return [self._reading]
         if self._closed or not self.ready or not self._lacks(context):
             return []
+        if self._cache is None and "process" in self._model.facts.settings:
+            return []  # opening one waits for that process: the next round that drafts does it
         cache = self._cache or self._open()
         if cache is None or len(context) > cache.sequence.context_length:
             return []

@@ -473,14 +473,20 @@ class Session:
                 raise ClosedError("this session is closed")
             if self._active is not None:
                 raise busy()
-            self._unbegun.discard(budget)
             if budget.cancelled:
                 answer.skip()
                 return
             self._conversation.check(answer.turn)
             self._drafts.stop_reading()
-            answer.decoded = self._target.submit(partial(answer.run, partial(self._take_over, answer)))
-            self._active = answer
+            try:
+                self._active = answer  # first: a Ctrl-C may come when the job is queued already
+                answer.decoded = self._target.submit(partial(answer.run, partial(self._take_over, answer)))
+            except BaseException:  # the next use ends it
+                answer.abandon()
+                raise
+            self._unbegun.discard(budget)
+            if budget.cancelled:  # by a signal handler, since the look above
+                self._cancel(answer)
 
     def _take_over(self, answer: AnswerTask) -> None:
         """On the worker thread: keep the cache of the tokens that old and new history share."""
@@ -573,21 +579,19 @@ class Session:
     def _end(self, answer: AnswerTask) -> Future[Done] | None:
         """The end of the answer, a job on its thread before any later answer begins. None if it never began."""
         with self._lock:
-            if answer.ended is not None or self._active is not answer:
-                return answer.ended
-            answer.ended = ended = Future[Done]()
-        end = partial(_complete, ended, partial(self._end_turn, answer))
-        try:  # not under the lock: the end takes the pair's
-            self._target.submit(end)
-        except ClosedError:  # the thread has done its last job
-            end()
-        except BaseException:  # interrupted: the next use ends it
-            answer.ended = None
-            raise
-        return ended
+            if answer.ended is None and self._active is answer:
+                try:  # a Ctrl-C may come when the job is queued already: the next use queues it again
+                    answer.ended = self._target.submit(partial(self._end_turn, answer))
+                except ClosedError:  # the thread has done its last job
+                    done = self._end_turn(answer)
+                    answer.ended = Future()
+                    answer.ended.set_result(done)
+            return answer.ended
 
     def _end_turn(self, answer: AnswerTask) -> Done:
         with self._lock:
+            if self._active is not answer:  # it was queued twice
+                return answer.done(None, None)
             answer.ending = True
             self._target.reset_cancel()
             self._drafts.reset_cancel()
@@ -688,11 +692,3 @@ class Session:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-
-def _complete(future: Future[T], work: Callable[[], T]) -> None:
-    """Give the future the result of ``work``, or its exception."""
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)

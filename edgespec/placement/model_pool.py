@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -49,7 +51,7 @@ class ModelPool:
         self.left_bytes = left_bytes
         self.rooms = CacheRooms(_use_of(weakref.ref(self)))
         self._timed: weakref.WeakKeyDictionary[BackgroundModel, PreparedModel] = weakref.WeakKeyDictionary()
-        self._compared: dict[str, int] = {}
+        self._compared = Counter[str]()  # bytes by name
         self._prepare = prepare
         self._worker = worker
         self._lock = threading.Lock()
@@ -238,16 +240,26 @@ class ModelPool:
             if self._closed:
                 raise ClosedError("this engine is closed")
             left = used.left_bytes - self._expected_bytes(used)
-            needed: dict[str, int] = {}
+            needed = Counter[str]()
             for model in models:
                 once = memory_needed(model.file, model.settings, context_length)
                 twice = replace(once, cache_bytes=2 * once.cache_bytes, buffers_bytes=2 * once.buffers_bytes)
-                require_memory(model.file.name, twice, left - sum(needed.values()))
-                needed[model.file.name] = needed.get(model.file.name, 0) + twice.total_bytes
-            self._compared = {name: self._compared.get(name, 0) + taken for name, taken in needed.items()} | {
-                name: taken for name, taken in self._compared.items() if name not in needed
-            }
-        return tuple(self.keep(model.load()) for model in models)
+                require_memory(model.file.name, twice, left - needed.total())
+                needed[model.file.name] += twice.total_bytes
+            self._compared += needed
+        with ExitStack() as failed:
+            failed.callback(self._count_no_longer, needed)
+            loaded = [failed.enter_context(model.load()) for model in models]
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("this engine is closed")
+                self._others += loaded
+            failed.pop_all()
+        return tuple(loaded)
+
+    def _count_no_longer(self, compared: Counter[str]) -> None:
+        with self._lock:
+            self._compared -= compared
 
     def keep(self, model: LoadedModel) -> LoadedModel:
         """Return ``model``, which the pool now closes."""

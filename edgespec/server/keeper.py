@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import ClosedError, EdgespecError, WorkerLostError
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, WorkerLostError
 from edgespec.files.model_file import LocatedModel
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keep_alive import Stays
@@ -117,6 +117,11 @@ class ModelKeeper:
         return self._loaded is not None and bool(self._users)
 
     @property
+    def wanted(self) -> bool:
+        """See Occupant."""
+        return bool(self._users)
+
+    @property
     def idle_since(self) -> float | None:
         """See Occupant. A model that is being freed comes first."""
         if self._freeing is not None and not self._freeing.done():
@@ -189,10 +194,12 @@ class ModelKeeper:
 
     async def _load_now(self) -> LoadedEngine:
         try:
-            async with self._common.room.loading():
+            async with self._common.room.loading(self):
                 if self._freeing is not None:  # memory for both may be missing
                     await asyncio.wait([self._freeing])
                 engine = await self.threads.run(self._load, late=lambda engine: engine.close())
+        except CancelledError:  # it was given up, and has not failed
+            raise
         except EdgespecError as error:
             self.error = error
             raise

@@ -50,6 +50,10 @@ class KeyTurn:
             else:
                 self._task.cancel()
 
+    def forget(self) -> None:
+        """The request has ended: what it answered with may be freed, and there is nothing to end."""
+        self._task, self.end_answer = None, lambda: None
+
     def check(self) -> None:
         """Raise ApiError with status 409 if a newer request has taken the place of this one."""
         if self.replaced:
@@ -94,12 +98,15 @@ class Keystrokes:
         of_client = self._running.setdefault(client, [])
         older = [turn for turn in of_client if turn.hole is not None and is_newer(turn.hole, hole)]
         of_client.append(own)
-        with own.waiting():
-            for turn in older:
-                turn.replace()
-            for turn in older:
-                await turn.left.wait()
-            yield own
+        try:
+            with own.waiting():
+                for turn in older:
+                    turn.replace()
+                for turn in older:
+                    await turn.left.wait()
+                yield own
+        finally:
+            own.forget()
 
 
 class Lines:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from edgespec.errors import CancelledError
 from edgespec.placement.memory import MemoryLedger
 from edgespec.server.errors import ApiError
 
@@ -28,6 +29,10 @@ class Occupant(Protocol):
         """Whether the model is loaded, and a request uses it."""
 
     @property
+    def wanted(self) -> bool:
+        """Whether a request uses the model, or waits until it is loaded."""
+
+    @property
     def idle_since(self) -> float | None:
         """The event loop's time since which no request has used the loaded model; None if there is none to free."""
 
@@ -46,6 +51,7 @@ class Room:
         self.ledger = None if allowed_bytes is None else MemoryLedger(allowed_bytes, self._make_room)
         self._occupants: list[Occupant] = []
         self._loading = asyncio.Lock()
+        self._loader: Occupant | None = None  # what is loaded, or was loaded last
         self._measuring = asyncio.Lock()
         self._became_idle = asyncio.Event()
         self._none_waits = asyncio.Event()  # no load waits for room
@@ -57,13 +63,15 @@ class Room:
         self._occupants.append(occupant)
 
     async def enter(self, occupant: Occupant) -> None:
-        """A request is about to use a model: what others measure ends. Waits behind a load that waits for room.
+        """A request is about to use a model: what others measure ends.
 
-        Raises ApiError with status 503 if the model is not loaded and two others are being loaded.
+        Waits behind a load that waits for room, unless it is the load of this model. Raises ApiError with
+        status 503 if the model is not loaded and two others are being loaded.
         """
         for other in self._others(occupant):
             other.stop_measuring()
-        await self._none_waits.wait()
+        if not occupant.loading:
+            await self._none_waits.wait()
         here = occupant.idle_since is not None or occupant.in_use or occupant.loading
         if not here and sum(other.loading for other in self._others(occupant)) >= MOST_LOADING:
             raise ApiError("other models are being loaded", status=503, code="loading", retry_s=_RETRY_S)
@@ -73,10 +81,11 @@ class Room:
         self._became_idle.set()
 
     @asynccontextmanager
-    async def loading(self) -> AsyncIterator[None]:
-        """A model is loaded within the block, and no other one."""
+    async def loading(self, occupant: Occupant) -> AsyncIterator[None]:
+        """The model is loaded within the block, and no other one."""
         self._loop = asyncio.get_running_loop()
         async with self._loading:
+            self._loader = occupant
             yield
 
     @asynccontextmanager
@@ -94,14 +103,20 @@ class Room:
         return [other for other in self._occupants if other is not occupant]
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Called by the thread that loads: free models until these bytes are left, if there are others."""
+        """Called by the thread that loads: free models until these bytes are left, if there are others.
+
+        Raises CancelledError if the requests for the model have left.
+        """
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(self._made(needed_bytes), self._loop).result()
 
     async def _made(self, needed_bytes: int) -> None:
         assert self.ledger is not None
+        assert self._loader is not None
         try:
             while needed_bytes > self.ledger.left_bytes:
+                if not self._loader.wanted:  # then no request waits behind it, and no model is freed for it
+                    raise CancelledError("the requests for this model have left")
                 idle = [(since, each) for each in self._occupants if (since := each.idle_since) is not None]
                 if idle:
                     await min(idle, key=lambda pair: pair[0])[1].free()

@@ -24,6 +24,8 @@ LAST_WORDS_S = 1.0
 # Browsers and clients keep connections for about a minute.
 KEEP_CONNECTION_S = 75
 _BACKLOG = 1024
+# How often a second ``stop`` is looked for: as often as uvicorn does.
+_LOOK_S = 0.1
 
 
 def open_sockets(host: str, port: int) -> list[socket.socket]:
@@ -141,7 +143,13 @@ class Server(uvicorn.Server):
             queue.refuse_waiting()
         for each in self._service.models:
             each.keeper.stop_loading()
-        await super().shutdown(sockets)
+        ending = asyncio.ensure_future(super().shutdown(sockets))
+        while not ending.done():
+            await asyncio.wait([ending], timeout=_LOOK_S)
+            if self.force_exit:  # from Python 3.12 on asyncio waits for the connections even then
+                ending.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            ending.result()
 
     def run_to_end(self, on_listening: Callable[[], None] = lambda: None) -> None:
         """Serve until ``stop``. The only model is loaded in the background; several are by their first requests.
@@ -154,8 +162,8 @@ class Server(uvicorn.Server):
 
     async def _run(self, on_listening: Callable[[], None]) -> None:
         if not self._service.others:
-            loading = self._service.keeper.start()
-            loading.add_done_callback(lambda _: self._check_first_load())
+            # Not kept: its result is the model, which may be freed.
+            self._service.keeper.start().add_done_callback(lambda _: self._check_first_load())
         on_listening()
         try:
             await self.serve(sockets=self._own_sockets)

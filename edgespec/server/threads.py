@@ -64,14 +64,15 @@ class Steps:
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
-        self._last: Future[Any] = Future()
+        self._last = Future[None]()
         self._last.set_result(None)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue ``work`` behind the steps before it, which may have failed."""
-        future: Future[T] = Future()
+        future, ended = Future[T](), Future[None]()
         self._last.add_done_callback(lambda _: self._threads.hand_over(work, future))
-        self._last = future
+        self._last = ended  # not ``future``: an error that it had would keep what the step worked on
+        future.add_done_callback(lambda _: ended.set_result(None))
         return future
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -466,6 +466,21 @@ def test_a_chat_continues_if_measuring_fails() -> None:
     assert engine.calls == 1
 
 
+def test_without_a_thread_a_chat_measures_nothing_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine = Failing()
+    with IdleCalibration(engine) as idle:  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            idle.start()
+        assert idle.stop() is None
+        assert engine.calls == 0
+        idle.start()
+        assert engine.called.wait(WAIT_S), "it is tried again behind the next answer"
+
+
 def test_ctrl_c_before_the_measuring_thread_starts_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread may begin later, or never: leaving waits for neither, and a late one measures nothing."""
     late: list[threading.Thread] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -159,6 +160,18 @@ def test_nothing_is_shown_where_it_would_disturb(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(reading, "PATIENCE_S", 0.01)
     line.show(Reading(0, 900))
     time.sleep(0.1)
+    line.stop()
+    assert screen.getvalue() == ""
+
+
+def test_without_a_thread_nothing_is_shown_and_the_answer_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    screen = watched(monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    line = ReadingLine()
+    line.show(Reading(0, 900))
     line.stop()
     assert screen.getvalue() == ""
 

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from edgespec.drafters.model import ModelDrafter, ModelDraftState
 from edgespec.errors import CancelledError
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import DraftRequest
+from edgespec.interfaces.model import ModelFacts
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 LONG = [place % 9 for place in range(200)]
@@ -282,3 +284,20 @@ def test_a_text_longer_than_the_drafters_context_is_not_read_ahead() -> None:
     state = started(FakeModel(seed=1), context_length=64)
     assert state.read_ahead(told(LONG)) == []
     assert state.read_ahead(told(LONG[:10])) == [], "drafting itself reads such a short text"
+
+
+class ModelApart(FakeModel):
+    """A model in another process."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        return replace(super().facts, settings={"process": True})
+
+
+def test_reading_ahead_opens_no_cache_in_another_process() -> None:
+    model = ModelApart(seed=1)
+    state = started(model)
+    assert state.read_ahead(told(LONG)) == []
+    assert model.sequences == [], "opening one may take seconds, and a request would wait"
+    state.propose(told(LONG, 32), 1)
+    assert state.read_ahead(told(LONG))

@@ -159,6 +159,27 @@ def test_files_that_do_not_all_fit_are_refused_before_any_is_loaded(
         session.close()
 
 
+def test_files_of_which_one_cannot_be_loaded_take_no_memory_and_none_stays_loaded(
+    tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, load_it = list[LoadedModel](), PreparedModel.load
+
+    def fails(each: PreparedModel) -> LoadedModel:
+        if loaded:
+            raise ModelFileError(each.file.name, "it is damaged")
+        loaded.append(load_it(each))
+        return loaded[0]
+
+    with load(tiny) as engine:
+        before = engine.memory
+        monkeypatch.setattr(PreparedModel, "load", fails)
+        with pytest.raises(ModelFileError):
+            engine.pair.load_comparable(find(tiny.target, tiny.drafter))
+        assert engine.memory == before
+        with pytest.raises(ClosedError):
+            loaded[0].open(16)
+
+
 def test_files_to_compare_leave_the_drafters_memory_free(
     tiny: TinyModels, find: Callable[..., tuple[LocatedModel, ...]]
 ) -> None:

@@ -26,7 +26,7 @@ from edgespec.errors import (
     InvalidRequestError,
     RewindError,
 )
-from edgespec.text.conversation.conversation import Conversation
+from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.request_budget import RequestBudget
 from tests.engine.answers import WAIT_S, CallerError, plain_text
 from tests.support.tiny_models import TinyModels, answer, read_all, shown
@@ -305,6 +305,69 @@ def test_cancel_from_many_threads_at_random_moments_leaves_a_usable_session(engi
             for thread in threads:
                 thread.join()
         assert answer(session.generate("hello world", max_tokens=200)).token_ids == expected
+
+
+def interrupted_submit(session: Session, patch: pytest.MonkeyPatch, *, queued: bool) -> None:
+    """Let a Ctrl-C come as a job is handed to the target's thread, before or after it is queued."""
+    submit = session._target.submit
+
+    def interrupted(job: Callable[[], object]) -> None:
+        if queued:
+            submit(job)
+        raise KeyboardInterrupt
+
+    patch.setattr(session._target, "submit", interrupted)
+
+
+@pytest.mark.parametrize("where", ["before the job", "before it is queued", "after it is queued"])
+def test_a_turn_whose_end_is_interrupted_ends_once(
+    session: Session, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    generation = session.generate("hello", max_tokens=40)
+    while not isinstance(next(generation), Text):
+        pass
+    with monkeypatch.context() as patch:
+        if where == "before the job":
+            patch.setattr("edgespec.engine.session.partial", raise_interrupt)
+        else:
+            interrupted_submit(session, patch, queued=where == "after it is queued")
+        with pytest.raises(KeyboardInterrupt):
+            generation.close()
+    assert generation._task.ended is None, "the next use would wait for ever"
+    generation.close()
+    assert [message["role"] for message in session.messages] == ["user", "assistant"]
+    assert answer(session.generate("more", max_tokens=3)).finish_reason == "length"
+
+
+def raise_interrupt(*_arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_answer_whose_start_is_interrupted_ends_with_the_next_use(
+    slow_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with slow_engine.session() as session:
+        generation = session.generate("hello", max_tokens=100)
+        with monkeypatch.context() as patch:
+            interrupted_submit(session, patch, queued=True)
+            with pytest.raises(KeyboardInterrupt):
+                next(generation)
+        assert answer(session.generate("more", max_tokens=3)).finish_reason == "length"
+        assert generation._task.stats.emitted_tokens < 100
+        assert [message["content"] for message in session.messages[::2]] == ["more"]
+
+
+def test_cancel_by_a_signal_handler_while_an_answer_starts_ends_it(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generation, check = session.generate("hello", max_tokens=200), Conversation.check
+
+    def signalled(conversation: Conversation, turn: Turn) -> None:
+        session.cancel()
+        check(conversation, turn)
+
+    monkeypatch.setattr(Conversation, "check", signalled)
+    assert answer(generation).finish_reason == "cancelled"
 
 
 # ------------------------------------------------------------------------------------------------- leaving early

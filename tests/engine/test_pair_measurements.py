@@ -301,3 +301,19 @@ def test_acceptance_is_stored_separately_for_each_weight_format(store: Measureme
     right, wrong = (rate or 0.0 for rate in first)
     assert right > 0.8
     assert wrong < 0.2
+
+
+def test_acceptance_that_cannot_be_read_for_a_moment_is_not_replaced(
+    store: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knowledge(store, *BOTH).keep(learned("model", "lookup"))
+
+    def refused(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refused)
+        known = knowledge(Measurements(store.folder, "machine-1", "mains"), *BOTH)
+    assert known.priors == {}
+    assert any("it cannot be read" in note.text for note in known.notes)
+    assert set(knowledge(store, *BOTH).priors) == {"model", "lookup"}

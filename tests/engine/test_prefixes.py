@@ -11,9 +11,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -431,6 +432,28 @@ def test_beginnings_that_cannot_be_written_are_remembered_by_this_process(
             assert "are not remembered: No space left on device" in sentence
         asked(engine, "and what is water")
     assert len(stored_prefixes(home)) == 1
+
+
+def test_what_could_not_be_written_comes_later_to_what_other_processes_wrote(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: Any = SimpleNamespace(sha256="0" * 64, cache_class={})
+    target: Any = SimpleNamespace(angles="")
+
+    def full(*_arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def ask(prefixes: Prefixes, token: int) -> None:
+        prefixes.answered("", [token] * (LEAST_TOKENS + 1), target)
+        prefixes.remember()
+
+    with closing(Prefixes(home, facts)) as one, closing(Prefixes(home, facts)) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(keeping, "write_beginnings", full)
+            ask(one, 1)
+        ask(other, 2)
+        ask(one, 3)
+    assert len(read_beginnings(beginnings_path(home)).all) == 3
 
 
 def test_a_tenth_of_the_free_disk_is_the_bound(long: Path, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -135,6 +138,24 @@ def test_an_exception_of_the_caller_kills_the_worker(worker: Worker) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(job=Job(interrupt))
     assert gone(pids[0])
+
+
+def test_without_a_thread_to_read_with_the_worker_is_killed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker("time.sleep(60)")
+    started, start_group = list[subprocess.Popen[bytes]](), optimum_process.start_group
+
+    def noted(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        started.append(start_group(*arguments, **settings))
+        return started[-1]
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(optimum_process, "start_group", noted)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(MemoryLimitError, match="no thread can be started"):
+        run()
+    assert started[0].returncode is not None
 
 
 @pytest.mark.slow

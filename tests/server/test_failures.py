@@ -8,6 +8,8 @@ import socket
 import sys
 import threading
 import time
+from asyncio import base_events
+from typing import Any
 
 import psutil
 import pytest
@@ -73,11 +75,21 @@ def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeyp
     assert (line.status, line.error) == (200, "the client left")
 
 
+async def _wait_closed(server: Any) -> None:
+    """``asyncio.Server.wait_closed`` of Python 3.12 and later: waits for the connections too."""
+    if server._waiters is not None:
+        waiter = server._loop.create_future()
+        server._waiters.append(waiter)
+        await waiter
+
+
 def test_a_second_signal_ends_a_server_whose_client_takes_nothing(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run.LAST_WORDS_S == 1.0
     monkeypatch.setattr(run, "LAST_WORDS_S", 0.1)
+    if sys.version_info < (3, 12):
+        monkeypatch.setattr(base_events.Server, "wait_closed", _wait_closed)
     monkeypatch.setattr(app, "LONGEST_WRITE_S", 100 * WAIT_S)
     with running(lambda: tiny.load(tiny.slow, draft="none", lookup=False, context=8192)) as server:
         server.wait_until(lambda: server.service.keeper.state == "ready")
@@ -91,7 +103,9 @@ def test_a_second_signal_ends_a_server_whose_client_takes_nothing(
             server.wait_until(lambda: any(each.flow.write_paused for each in state.connections))
             assert server.server.stop()
             assert not server.server.stop()
+            stopped = time.monotonic()
             server.wait_until(lambda: not state.tasks)
+            assert time.monotonic() - stopped < run.DRAIN_S / 4, "it waits for no connection"
 
 
 def test_thinking_is_reasoning_content(tiny: TinyModels, says: list[str]) -> None:

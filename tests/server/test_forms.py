@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
@@ -15,7 +17,9 @@ import pytest
 from pydantic import BaseModel
 
 from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequestError
 from edgespec.files.installation import install_command
+from edgespec.server.errors import ApiError
 from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.forms import MOST_COMPILING, Asked, AskedForm, FormCompiler
 from edgespec.text.grammar.compiled import Forms
@@ -301,6 +305,29 @@ async def test_a_form_of_a_client_that_left_is_not_compiled(held: HeldForms) -> 
     budget.cancel()
     assert await compiler.compile(engine, asked("a"), "a", budget) == ()
     assert not held.most
+    compiler.close()
+
+
+class RefusingForms:
+    """Refuses every form."""
+
+    def compiled_form(self, form: Form, tools: Any, must: Any, owner: str) -> Any:
+        raise InvalidRequestError("no form is good enough")
+
+
+@pytest.mark.anyio
+async def test_a_form_that_is_refused_keeps_no_model() -> None:
+    compiler, forms = FormCompiler(), RefusingForms()
+    engine, watched = cast(Engine, SimpleNamespace(pair=forms)), weakref.ref(forms)
+    with pytest.raises(ApiError):
+        await compiler.compile(engine, asked("a"), "a", RequestBudget())
+    del engine, forms
+
+    def is_freed() -> bool:
+        gc.collect()
+        return watched() is None
+
+    await asyncio.to_thread(wait_until, is_freed)
     compiler.close()
 
 

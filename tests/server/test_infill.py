@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -209,3 +211,19 @@ def test_a_client_that_leaves_and_asks_again_finds_its_session(slow: Running) ->
             next(response.iter_lines())
         again = client.post("/infill", json={**body, "input_prefix": before + "on", "max_tokens": 2}).json()
     assert again["timings"]["prompt_n"] < 60
+
+
+def test_a_model_that_is_freed_behind_a_suggestion_leaves_nothing(tiny: TinyModels) -> None:
+    with running(lambda: tiny.load(tiny.filling, draft="none", depth=0, lookup=False)) as server:
+        infill(server, n_predict=2)
+        engine = server.service.keeper.engine
+        assert engine is not None
+        pair = weakref.ref(engine.pair)
+        del engine
+        server.post("/api/generate", model="tiny", keep_alive=0)
+
+        def is_freed() -> bool:
+            gc.collect()
+            return pair() is None
+
+        server.wait_until(is_freed)

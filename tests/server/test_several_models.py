@@ -17,7 +17,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair import load
 from edgespec.engine.pair.load import Limits
-from edgespec.errors import MemoryLimitError, ModelFileError, ModelNotFoundError, PromptTooLongError
+from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError, ModelNotFoundError, PromptTooLongError
 from edgespec.files.home import Home
 from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
@@ -122,6 +122,7 @@ class Model:
     room: Room
     loading: bool = False
     in_use: bool = False
+    wanted: bool = True
     idle_since: float | None = None
     freed: int = 0
     stopped: int = 0
@@ -146,11 +147,11 @@ class Model:
         return self
 
 
-async def room_for(room: Room, needed: int) -> None:
+async def room_for(room: Room, needed: int, model: Model | None = None) -> None:
     """A load that needs these bytes."""
     assert room.ledger is not None
     estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1, grows=False)
-    async with room.loading():
+    async with room.loading(model or Model(room)):
         await asyncio.to_thread(room.ledger.require, "new", [estimate])
 
 
@@ -186,11 +187,31 @@ async def test_a_load_waits_for_a_model_in_use_and_later_requests_wait_behind_it
 
 
 @pytest.mark.anyio
+async def test_a_load_whose_requests_have_left_waits_for_no_room_and_frees_no_model() -> None:
+    room = Room(10)
+    used, new = Model(room).takes(10, None), Model(room, loading=True)
+    waiting = asyncio.create_task(room_for(room, 10, new))
+    while room._none_waits.is_set():
+        await asyncio.sleep(0.001)
+    later = asyncio.create_task(room.enter(used))
+    await asyncio.wait_for(room.enter(new), WAIT_S)  # it waits for that load itself
+    new.wanted = False
+    room.left()
+    with pytest.raises(CancelledError):
+        await asyncio.wait_for(waiting, WAIT_S)
+    await asyncio.wait_for(later, WAIT_S)
+    used.in_use, used.idle_since = False, 5.0
+    with pytest.raises(CancelledError):
+        await room_for(room, 10, new)
+    assert used.freed == 0
+
+
+@pytest.mark.anyio
 async def test_one_model_is_loaded_one_waits_and_further_ones_are_refused_for_a_while() -> None:
     room, order = Room(10), list[str]()
 
     async def load(name: str, release: asyncio.Event) -> None:
-        async with room.loading():
+        async with room.loading(models[0]):
             order.append(name)
             await release.wait()
 
@@ -446,6 +467,26 @@ def test_the_server_ends_while_a_load_waits_for_room(
         server.server.stop()
         assert waiting.result(WAIT_S).status_code == 503
         assert running.result(WAIT_S).status_code == 200
+
+
+def test_a_load_that_waits_for_room_ends_with_its_last_request(
+    tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
+    with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
+        only = reserved(engine)
+    with serving({**slow, "two": loads["two"]}, only + 1) as server:
+        server.chat("hello", model="slow", max_tokens=1)
+        holding = held_answer(monkeypatch)
+        running = server.asking("hello the people", model="slow", max_tokens=20)
+        wait_until(lambda: server.service.queue.running == 1)
+        body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.3))
+        server.wait_until(lambda: states(server)["two"] == "unloaded")
+        holding.set()
+        assert running.result(WAIT_S).status_code == 200
+        assert states(server) == {"slow": "ready", "two": "unloaded"}
 
 
 def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None:

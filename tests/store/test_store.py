@@ -26,6 +26,7 @@ from edgespec.errors import (
 from edgespec.files import disk
 from edgespec.files.home import Home
 from edgespec.files.progress import Job, ProgressEvent
+from edgespec.store import store as store_module
 from edgespec.store.locate import Locator
 from edgespec.store.mirrors import package as sources_package
 from edgespec.store.references import (
@@ -174,6 +175,16 @@ def test_a_file_with_a_new_time_is_hashed_once_and_the_time_recorded(home: Home,
     events.clear()
     assert store.find("tiny", Job(events.append)) == model
     assert events == []
+
+
+def test_a_model_that_is_removed_while_its_file_is_hashed_does_not_come_back(
+    home: Home, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Store(home).fetch(spec)
+    os.utime(model.path, ns=(1, 1))
+    monkeypatch.setattr(store_module, "_rehash", lambda *_: Store(home).remove("tiny"))
+    Store(home).find("tiny")
+    assert not model.folder.exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from edgespec.engine.engine import Engine
@@ -30,7 +31,9 @@ class IdleCalibration:
         if self._given_up or not self.engine.can_calibrate:
             return
         self._stop = threading.Event()
-        threading.Thread(target=self._measure, args=(self._stop,), name="edgespec-calibrate", daemon=True).start()
+        thread = threading.Thread(target=self._measure, args=(self._stop,), name="edgespec-calibrate", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the thread limit is reached: nothing is measured this time
+            thread.start()
 
     def _measure(self, stop: threading.Event) -> None:
         with self._measuring:

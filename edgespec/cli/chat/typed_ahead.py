@@ -86,8 +86,13 @@ class TypedAhead:
     def _start(self) -> None:
         _write(_MARK_PASTES)  # each editor switches the marks off at its end
         wakes, self._wake = os.pipe()
-        self._thread = threading.Thread(target=self._read, args=(wakes,), name="edgespec-keys", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._read, args=(wakes,), name="edgespec-keys", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # the thread limit is reached: keys wait in the terminal
+            os.close(wakes)
+            os.close(self._wake)
 
     def _stop(self) -> None:
         if self._thread is not None:

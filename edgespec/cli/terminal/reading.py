@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -77,8 +78,10 @@ class ReadingLine:
         self._pace.add(event, self._clock())
         if self._thread is None and self._shown:
             self._ended.clear()
-            self._thread = threading.Thread(target=self._run, name="edgespec-reading", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="edgespec-reading", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the thread limit is reached: nothing is shown
+                thread.start()
+                self._thread = thread
 
     def stop(self) -> None:
         """Remove the line. Idempotent."""

@@ -25,6 +25,7 @@ from edgespec.engine.pair.drafter_offer import DrafterOffer, best_offer, univers
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.prefixes.prefixes import Prefixes
 from edgespec.errors import (
+    CancelledError,
     ClosedError,
     EdgespecError,
     InvalidRequestError,
@@ -69,7 +70,7 @@ from edgespec.text.tokenizers.spellings import Spellings
 from edgespec.text.tokenizers.token_map import LEAST_COVERAGE
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
-S = TypeVar("S")  # a session
+S = TypeVar("S", bound=contextlib.AbstractContextManager[Any])  # a session
 T = TypeVar("T")
 
 # How often a callback hears of a wait, which its exception ends.
@@ -213,22 +214,33 @@ class LoadedPair:
         """The session that ``make`` opens, if there is memory for it. Its caches begin with ``tokens``.
 
         With ``spare`` memory must also hold a conversation that fills the context, and none is given up for it.
-        Raises ClosedError, MemoryLimitError.
+        ``make`` is called without the lock of the pair: it may read a large cache. Raises ClosedError,
+        MemoryLimitError.
         """
 
         def admitted() -> S:
             with self.lock:
-                if self.closed:
-                    raise ClosedError("this engine is closed")
+                self._check_open()
                 room = self.pool.rooms.open(tokens, spare=spare)
-                with contextlib.ExitStack() as failed:
-                    failed.callback(room.close)
+            with contextlib.ExitStack() as failed:
+                failed.callback(room.close)
+                try:
                     session = make(room)
-                    failed.pop_all()
-                self.sessions.add(session)
+                except CancelledError:
+                    self._check_open()  # the end of the engine has cancelled it
+                    raise
+                failed.push(session)
+                with self.lock:
+                    self._check_open()
+                    self.sessions.add(session)
+                failed.pop_all()
             return session
 
         return admitted() if spare else self._with_room(admitted)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this engine is closed")
 
     def grow(self, room: CacheRoom, tokens: int) -> None:
         """Let a session's caches hold that many tokens. Takes no lock of the pair. Raises MemoryLimitError."""
@@ -466,7 +478,7 @@ class LoadedPair:
     def adopt(self, *, threads: int) -> bool:
         """Run the target's weights with another number of threads; False while a session is open."""
         with self.lock:
-            if self.closed or any(not session.closed for session in self.sessions):
+            if self.closed or self.pool.rooms.positions:  # a session that is being opened has a room
                 return False
             other = self.target.with_settings(threads=threads)
             self.target.close()

@@ -86,9 +86,9 @@ class PairMeasurements:
 
     def _load_prior(self, source: str) -> AcceptancePrior | None:
         """The stored acceptance. An unusable file is replaced here: without drafting no other code replaces it."""
-        noted = len(self.store.notes)
+        before = len(self.store.unusable)
         prior = self.store.load(ACCEPTANCE, self.target, self._identity(source))
-        if len(self.store.notes) > noted:
+        if len(self.store.unusable) > before:
             self.store.save(ACCEPTANCE, NO_PRIOR, self.target, self._identity(source))
         return prior
 

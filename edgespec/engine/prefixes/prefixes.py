@@ -11,7 +11,6 @@ from typing import Protocol
 
 from edgespec.engine.prefixes.beginnings import (
     LEAST_TOKENS,
-    Beginnings,
     Tokens,
     as_tokens,
     read_beginnings,
@@ -74,7 +73,6 @@ class Prefixes:
         self._keys: dict[tuple[str, str], bytes | None] = {}
         self._answered: list[_Prompt] = []
         self._wanted: list[_Prompt] = []
-        self._unwritten: Beginnings | None = None  # what could not be written
         self._notices: list[str] = []
         self._failed = False  # said once until a prefix is written
         self._reader = WorkerThread("edgespec-prefixes", lambda: None)  # reads and hashes a part ahead
@@ -166,16 +164,16 @@ class Prefixes:
         try:
             with prefixes_lock(self._home):
                 path = beginnings_path(self._home)
-                known = read_beginnings(path) if self._unwritten is None else self._unwritten
+                known = read_beginnings(path)
                 for prompt in answered:
                     known, shared = known.with_prompt(prompt.key, prompt.tokens)
                     self._want(prompt, shared)
-                self._unwritten = known
                 self._home.create(path.parent).chmod(0o700)
                 write_beginnings(path, known)
-                self._unwritten = None
         except (EdgespecError, OSError) as error:
             self._say_once(f"the beginnings of conversations are not remembered: {_words(error)}")
+            with self._lock:  # the next call tries again
+                self._answered = [*answered, *self._answered][-_MOST_WAITING:]
 
     def _want(self, prompt: _Prompt, shared: int) -> None:
         beginning = prompt.tokens[:shared]

@@ -23,6 +23,7 @@ from edgespec.errors import (
     RuntimeUnavailableError,
 )
 from edgespec.files.progress import QUIET, Job
+from edgespec.runtimes.thread import start_thread
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -135,10 +136,10 @@ def _listen(process: subprocess.Popen[bytes], source: str, job: Job) -> Mapping[
     lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     # A thread reads the pipe: Windows cannot wait for a pipe with a timeout for the cancellation check.
     reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), name="edgespec-optimum", daemon=True)
-    reader.start()
     answer: Mapping[str, Any] | None = None
     polls_left = round(_GRACE_S / POLL_S)
     try:
+        start_thread(reader)
         while polls_left:
             job.check("the conversion was cancelled; nothing was written")
             try:
@@ -171,7 +172,8 @@ def _listen(process: subprocess.Popen[bytes], source: str, job: Job) -> Mapping[
         return answer
     finally:
         end_group(process)
-        reader.join(_GRACE_S)
+        if reader.ident is not None:  # it was started
+            reader.join(_GRACE_S)
         if not reader.is_alive():
             process.stdout.close()
 
