@@ -272,8 +272,8 @@ class OllamaNames:
     """Names in files of Ollama's converter, where llama.cpp has others.
 
     ``architecture`` is the whole file's; "" if it is llama.cpp's. ``tensors`` are a layer's, each with llama.cpp's
-    name, or with "" for one that joins what no kernel reads joined. Tensors whose names begin with one of ``aside``
-    are left out.
+    name, or "" for a tensor that holds several of llama.cpp's in one, which no kernel reads. Tensors whose names
+    begin with one of ``aside`` are left out.
     """
 
     architecture: str = ""
@@ -336,8 +336,8 @@ class Architecture:
     delta layers, with the tensors ``delta_layer``. ``drafting_layer``: the tensors of a layer that only drafts
     (drafting.py). ``gates_heads``: each head's query is followed by a gate of the head's output. ``norms_values``:
     the values of each head have a norm without weights. ``caps``: its scores are capped, and ``scales`` says how.
-    ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed``: what a file of
-    another converter needs, where ``ollama`` are other names.
+    ``scales_tokens_only``: llama.cpp scales no embedding that it is given as a vector. ``completed`` returns keys
+    that another converter left out or named otherwise; ``ollama`` are the names in files of Ollama's converter.
     """
 
     name: str

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ModelFileError, RuntimeUnavailableError
-from edgespec.export.gguf.files import export_trimmed
+from edgespec.export.gguf.files import export_trimmed, export_whole
 from edgespec.export.provenance import Provenance
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufArray
@@ -205,6 +205,8 @@ def test_completed_metadata_is_reported_only_when_the_model_is_run(gemma: Path, 
 def test_a_gguf_with_ollamas_keys_is_not_exported(gemma: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="converted by Ollama"):
         export_trimmed(of_ollama(gemma), tmp_path / "out", Provenance(name="x"), kept=np.arange(300, dtype=np.int32))
+    with pytest.raises(ModelFileError, match="converted by Ollama"):
+        export_whole(of_ollama(gemma), tmp_path / "out", Provenance(name="x"))
     assert not (tmp_path / "out").exists()
 
 

@@ -152,7 +152,6 @@ def test_without_a_schema_a_value_is_text_unless_it_stays_the_same_as_json(schem
         {"anyOf": [{"properties": {"b": WHOLE}}, ref("#/$defs/All")]},
         {"properties": {"b": WHOLE}, "additionalProperties": STRING},
         {"properties": {"b": WHOLE}, "oneOf": [{"additionalProperties": ref("#/$defs/Id")}]},
-        {"properties": {"b": WHOLE}, "patternProperties": {"^x-": STRING}},
     ],
 )
 def test_a_parameter_is_found_wherever_the_schema_of_the_tool_has_it(schema: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from edgespec.export.gguf.parts import (
     Part,
     Span,
     check_kept,
+    check_own_names,
     drafter_parts,
     embedding_table,
     open_source,
@@ -178,6 +179,7 @@ def _staged(header: GgufHeader, folder: Path, quant: str, cut_bytes: int) -> Ite
 
 
 def _requantised(header: GgufHeader, stage: Path, quant: str, threads: int, job: Job) -> GgufHeader:
+    check_own_names(header)
     if quant == KEEP:
         return header
     return requantize(header.path, stage / REQUANTISED, quant, threads, job)

@@ -264,14 +264,19 @@ def _trimmed(tensor: TensorInfo, header: GgufHeader, kept: Ids) -> tuple[Part, t
     return Rows(tensor.offset, tensor.byte_count // header.vocabulary_size, kept), (*tensor.shape[:-1], len(kept))
 
 
-def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
-    """Every key with its byte range, including key and type; keys of split models are left out."""
+def check_own_names(header: GgufHeader) -> None:
+    """Raise ModelFileError for a file that Ollama converted: what is written has the keys and names of its source."""
     if header.completed:
         raise ModelFileError(
             header.path,
-            "it was converted by Ollama, with keys that only Ollama reads",
+            "it was converted by Ollama, with keys or names that llama.cpp does not read",
             hint="export the same model from the hub",
         )
+
+
+def _raw_entries(header: GgufHeader) -> Sequence[tuple[str, Span]]:
+    """Every key with its byte range, including key and type; keys of split models are left out."""
+    check_own_names(header)
     found = []
     with header.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         cursor = Cursor(header.path, data, len(data))

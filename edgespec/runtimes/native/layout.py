@@ -99,8 +99,15 @@ def read_layout(header: GgufHeader, trimmed: TrimmedDrafter | None = None) -> Mo
     except UnsupportedError as error:
         raise RuntimeUnavailableError(
             f"the native runtime does not run {header.path.name}: {error}",
-            hint='runtime "auto" or "llama" runs it with llama.cpp',
+            hint=elsewhere(header),
         ) from None
+
+
+def elsewhere(header: GgufHeader) -> str:
+    """The hint for a model that this runtime does not run. llama.cpp takes none of Ollama's own files."""
+    if header.completed:
+        return "fetch the same model from the hub"
+    return 'runtime "auto" or "llama" runs it with llama.cpp'
 
 
 def _layout(header: GgufHeader, trimmed: TrimmedDrafter | None) -> ModelLayout:

@@ -24,7 +24,7 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts, WindowedLayers
 from edgespec.interfaces.rows import IdArray
 from edgespec.runtimes.native import library
-from edgespec.runtimes.native.layout import read_layout, unsupported_reason
+from edgespec.runtimes.native.layout import elsewhere, read_layout, unsupported_reason
 from edgespec.runtimes.native.library import PORTABLE
 from edgespec.runtimes.native.model import (
     KV_BITS,
@@ -78,7 +78,7 @@ class NativeRuntime(Runtime):
         if reason is not None:
             raise RuntimeUnavailableError(
                 f"the native runtime does not run {file.name}: {reason}",
-                hint='runtime "auto" or "llama" runs it with llama.cpp',
+                hint=elsewhere(file.header),
             )
 
     def preference(self) -> int:

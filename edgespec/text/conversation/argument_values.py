@@ -166,9 +166,6 @@ class _Schemas:
             self._looked_at.add(target)
             parts.append(self._at(target))
         told = _told(or_, [self.parameter(each, name, depth + 1) for each in parts])
-        patterns = schema.get("patternProperties")
-        if told is None and isinstance(patterns, Mapping):  # a client's pattern is not run: any of them may fit
-            told = _told(or_, [self.allowed(each, depth + 1) for each in patterns.values()])
         return self.allowed(others, depth) if told is None else told
 
     def listed(self) -> Listed:

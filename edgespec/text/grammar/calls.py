@@ -250,6 +250,7 @@ class _Calls:
         """
         before, _ = self._format.parameters[-1][0].split("{key}")
         (call_end,) = self._format.ends
+        led = f"led_text blanks {self._mark(before)}"  # behind it required values are missing
 
         def ways(rule: str, state: int) -> Iterator[str]:
             if not rule:
@@ -257,7 +258,8 @@ class _Calls:
             elif rule not in texts:
                 yield f"{rule} blanks next{number}_{state}"
             else:
-                yield from [f"{rule} more_text open{number}_{state}"] if steps[state] else []
+                ending = "more_text" if state >= last else led
+                yield from [f"{rule} {ending} open{number}_{state}"] if steps[state] else []
                 yield from [f"{rule} last_text"] if state >= last else []
 
         for state, own in enumerate(steps):
@@ -271,6 +273,9 @@ class _Calls:
     def _texts(self) -> Iterator[str]:
         """The rules of any text with the marks behind it, which show where it ends: a text may hold its end mark.
 
+        Where required values are missing, the first end mark ends it all the same (``led_text``): a model that would
+        end the call there is led to the next value, and what it began to write is no part of the text.
+
         ``more_text`` ends with the beginning of the next value's mark, ``last_text`` with the call's end. A text
         holds none of these marks behind its end mark, as not both may follow everywhere, and no opening or closing: a
         model that forgets the call's end is led to it.
@@ -281,6 +286,12 @@ class _Calls:
         ends = {"more_text": before, "last_text": form.ends[0]}
         behind = [(_ANY_BLANKS, mark) for mark in ends.values()]
         behind += [(any_text, mark) for mark in (*form.openings, form.closing) if mark]
+        plain, control = self._as_text(end)
+        if control:
+            yield f"led_text: LED_TEXT {control}"
+            yield f"LED_TEXT: {any_text} {plain}"
+        else:
+            yield f"led_text[suffix={lark_text(end)}]: {any_text}"
         held = [f"{gap} {lark_text(mark)}" for gap, mark in behind if not self._as_text(f"{end}\n{mark}")[1]]
         refused = f"{any_text} {lark_text(end)} ({' | '.join(held)}) {any_text}"
         yield f"TEXT: {any_text}" + (f" & ~({refused})" if held else "")
