@@ -95,7 +95,8 @@ class Guard:
             # Links of other sites may lead to the page, which loads nothing.
             other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
             hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
-            self._service.access.check_browser(hosts, origins, other_site=other_site)
+            browser = any(agent.startswith("Mozilla/") for agent in _values(scope, b"user-agent"))
+            self._service.access.check_browser(hosts, origins, other_site=other_site, browser=browser)
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"

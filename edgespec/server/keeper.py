@@ -18,7 +18,7 @@ from edgespec.files.model_file import LocatedModel
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keep_alive import Stays
 from edgespec.server.pool import SessionPool
-from edgespec.server.room import Room
+from edgespec.server.room import GivenUpError, Room
 from edgespec.server.security import EVERYBODY
 from edgespec.server.threads import Threads, take_error
 
@@ -226,10 +226,9 @@ class ModelKeeper:
         if self._idle is not None:
             self._idle.cancel()
         try:
-            loaded = self._loaded
-            if loaded is None:
-                # Shielded: other requests wait for the same loading.
-                loaded = await self._shared(self.start())
+            while (loaded := self._loaded) is None:
+                with contextlib.suppress(GivenUpError):  # before this request came, which is waited for next time
+                    await self._shared(self.start())
             self._stays.use(owner, _now())
             try:
                 yield loaded
@@ -245,7 +244,7 @@ class ModelKeeper:
             self._wait_idle()
 
     async def _shared(self, loading: asyncio.Task[LoadedEngine]) -> LoadedEngine:
-        try:
+        try:  # other requests wait for the same loading
             return await asyncio.shield(loading)
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -17,6 +17,10 @@ MOST_LOADING = 2
 _RETRY_S = 5
 
 
+class GivenUpError(CancelledError):
+    """A load ended because the requests for its model had left. A request that has come since loads again."""
+
+
 class Occupant(Protocol):
     """What keeps one model."""
 
@@ -105,7 +109,7 @@ class Room:
     def _make_room(self, needed_bytes: int) -> None:
         """Called by the thread that loads: free models until these bytes are left, if there are others.
 
-        Raises CancelledError if the requests for the model have left.
+        Raises GivenUpError if the requests for the model have left.
         """
         assert self._loop is not None
         asyncio.run_coroutine_threadsafe(self._made(needed_bytes), self._loop).result()
@@ -116,7 +120,7 @@ class Room:
         try:
             while needed_bytes > self.ledger.left_bytes:
                 if not self._loader.wanted:  # then no request waits behind it, and no model is freed for it
-                    raise CancelledError("the requests for this model have left")
+                    raise GivenUpError("the requests for this model have left")
                 idle = [(since, each) for each in self._occupants if (since := each.idle_since) is not None]
                 if idle:
                     await min(idle, key=lambda pair: pair[0])[1].free()

@@ -126,17 +126,20 @@ class Access:
             raise ApiError(message, status=401, code="invalid_api_key")
         return found
 
-    def check_browser(self, hosts: Sequence[str], origins: Sequence[str], *, other_site: bool = False) -> str | None:
+    def check_browser(
+        self, hosts: Sequence[str], origins: Sequence[str], *, other_site: bool = False, browser: bool = False
+    ) -> str | None:
         """The allowed origin that a page has, None without a page. Raises ApiError with status 403.
 
         ``hosts`` and ``origins`` are all values of these headers. ``other_site``: a browser says that a page of
-        another site asks, which has no ``Origin`` where that page cannot read the answer, as of a picture.
+        another site asks, which has no ``Origin`` where that page cannot read the answer, as of a picture. A
+        ``browser`` says that of the addresses of this machine alone.
         """
         if len(hosts) != 1 or len(origins) > 1:
             raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
         host = hosts[0].lower()
         name = _name_of(host)
-        if not self.keys and not is_loopback(name) and name not in _UNSPECIFIED:
+        if not self.keys and not is_loopback(name) and (browser or name not in _UNSPECIFIED):
             message = f"the host {host[:64]!r} is not this machine; other hosts need a server with a key (--api-key)"
             raise ApiError(message, status=403, code="host_not_allowed")
         if not origins and other_site:

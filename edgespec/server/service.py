@@ -172,7 +172,9 @@ class Service:
         models = self.models
         if len(models) == 1 and (any_model or not name):
             return self
-        for each in models:
+        for each in sorted(
+            models, key=lambda each: name not in each.names
+        ):  # one may be called as another without tag
             if name and each.is_named(name):
                 others = tuple(other for other in models if other is not each)
                 return replace(self, keeper=each.keeper, names=each.names, others=others)

@@ -122,6 +122,14 @@ def test_programs_of_this_machine_are_let_in(host: str) -> None:
     assert Access().check_browser([host], [f"http://{host}"]) == f"http://{host}"
 
 
+def test_a_page_reaches_no_address_whose_requests_say_nothing_of_their_origin() -> None:
+    """Browsers send no Sec-Fetch-Site to 0.0.0.0, and no Origin with the request of a picture."""
+    assert Access().check_browser([LOCAL], [], browser=True) is None
+    for host in ANY:
+        with pytest.raises(ApiError, match="is not this machine"):
+            Access().check_browser([host], [], browser=True)
+
+
 @pytest.mark.parametrize(
     ("hosts", "origins"),
     [

@@ -23,7 +23,7 @@ from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.table import FACES
 from edgespec.server.keeper import ModelKeeper, Shared
-from edgespec.server.room import MOST_LOADING, Room
+from edgespec.server.room import MOST_LOADING, GivenUpError, Room
 from edgespec.server.run import Server, open_sockets
 from edgespec.server.security import Access
 from edgespec.server.service import Served, Service
@@ -480,13 +480,31 @@ def test_a_load_that_waits_for_room_ends_with_its_last_request(
         holding = held_answer(monkeypatch)
         running = server.asking("hello the people", model="slow", max_tokens=20)
         wait_until(lambda: server.service.queue.running == 1)
-        body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        with server.client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.3))
+        room = server.service.keeper._common.room
+        with server.connect() as own:
+            server.send_chat(own, "hello", model="two", max_tokens=4)
+            wait_until(lambda: not room._none_waits.is_set())  # private: nothing else shows that a load waits
         server.wait_until(lambda: states(server)["two"] == "unloaded")
         holding.set()
         assert running.result(WAIT_S).status_code == 200
         assert states(server) == {"slow": "ready", "two": "unloaded"}
+
+
+@pytest.mark.anyio
+async def test_a_request_that_comes_while_its_load_is_given_up_loads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = ModelKeeper(lambda: None)  # type: ignore[arg-type, return-value]
+    loads = list[object]()
+
+    async def load() -> object:
+        loads.append(object())
+        if len(loads) == 1:
+            raise GivenUpError("the requests for this model have left")
+        keeper._loaded = loads[-1]  # type: ignore[assignment]
+        return keeper._loaded
+
+    monkeypatch.setattr(keeper, "start", lambda: asyncio.ensure_future(load()))
+    async with keeper.use() as loaded:
+        assert loaded is loads[1]
 
 
 def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None:
@@ -516,3 +534,10 @@ def test_health_names_the_models_to_those_with_a_key(loads: dict[str, Any]) -> N
         assert client.get("/health").json() == {"status": "ok"}
         known = client.get("/health", headers={"Authorization": "Bearer a-long-key"}).json()
         assert known["models"] == {"one": "unloaded", "two": "unloaded", "three": "unloaded"}
+
+
+def test_an_exact_name_comes_before_the_same_name_with_a_tag() -> None:
+    tagged, plain = ("a:latest",), ("a",)
+    one = Service(keeper=SimpleNamespace(), names=tagged, others=(Served(keeper=SimpleNamespace(), names=plain),))  # type: ignore[arg-type]
+    assert one.check_model("a").names == plain
+    assert one.check_model("a:latest").names == one.check_model("A:Latest").names == tagged
