@@ -167,7 +167,7 @@ def test_a_text_between_marks_may_hold_its_end_mark(name: str) -> None:
         assert not is_whole(bound, sample), "where the call may not end"
         split = value("city", f"a{end}b") + "\n" + value("days", "3", "false")
         led = is_whole(bound, sample.replace(city, split))
-        assert not led, "where a required value is missing: what would end the call is no part of the text"
+        assert not led, "where a required value is missing: the text does not hold what would end the call"
         assert not is_whole(bound, f"{sample}\nb{end}{value('days', '3', 'false')}{form.ends[0]}{form.closing}")
 
 

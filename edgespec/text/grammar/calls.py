@@ -274,7 +274,7 @@ class _Calls:
         """The rules of any text with the marks behind it, which show where it ends: a text may hold its end mark.
 
         Where required values are missing, the first end mark ends it all the same (``led_text``): a model that would
-        end the call there is led to the next value, and what it began to write is no part of the text.
+        end the call there is led to the next value, and the text does not hold what it began to write.
 
         ``more_text`` ends with the beginning of the next value's mark, ``last_text`` with the call's end. A text
         holds none of these marks behind its end mark, as not both may follow everywhere, and no opening or closing: a
