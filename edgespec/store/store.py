@@ -128,8 +128,7 @@ class Store:
             times.append(status.st_mtime_ns)
         if times != [file.mtime_ns for file in manifest.files]:
             parts = tuple(replace(part, mtime_ns=time) for part, time in zip(manifest.parts, times, strict=False))
-            # A read-only store hashes again next time, and so does one that is being changed.
-            with contextlib.suppress(OSError, EdgespecError, BadManifest), self._locked(name, QUIET, 0.0):
+            with contextlib.suppress(OSError, EdgespecError, BadManifest):  # a read-only store hashes again next time
                 if read_manifest(folder) == manifest:  # else it was removed during the hashing, or fetched again
                     write_manifest(folder, replace(manifest, mtime_ns=times[0], parts=parts))
         return _stored(manifest, folder)
@@ -332,12 +331,11 @@ class Store:
             return RemovedModel(name=name, freed_bytes=freed, kept=kept, in_use=tuple(in_use))
 
     @contextlib.contextmanager
-    def _locked(self, name: str, job: Job, timeout_s: float | None = None) -> Iterator[None]:
-        """Hold the model's lock. None waits for as long as the store does."""
+    def _locked(self, name: str, job: Job) -> Iterator[None]:
+        """Hold the model's lock."""
         path = self._home.create(self._home.locks) / f"{folder_key(name)}.lock"
-        wait_s = self._lock_timeout_s if timeout_s is None else timeout_s
         with contextlib.ExitStack() as held:
-            lock = locked(path, f"fetching or removing {name}", job, timeout_s=wait_s)
+            lock = locked(path, f"fetching or removing {name}", job, timeout_s=self._lock_timeout_s)
             try:
                 held.enter_context(lock)
             except OSError as error:
