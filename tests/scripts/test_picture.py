@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from edgespec.files.home import Home
 from scripts import picture
 from tests.support.tiny_models import TinyModels, read_all, require_speculation, shown
 
@@ -26,8 +27,10 @@ def shapes(svg: str, kind: str, css_class: str) -> list[ElementTree.Element]:
     return [shape for shape in root.iter(SVG + kind) if css_class in shape.get("class", "").split()]
 
 
-def test_an_answer_with_guesses_becomes_a_picture_with_shaded_tokens(module: ModuleType, tiny: TinyModels) -> None:
-    with tiny.load_speculating(depth=3) as engine:
+def test_an_answer_with_guesses_becomes_a_picture_with_shaded_tokens(
+    module: ModuleType, tiny: TinyModels, home: Home
+) -> None:
+    with tiny.load_speculating(depth=3, store_home=home) as engine:  # what other tests taught drafts otherwise
         require_speculation(engine)
         with engine.session() as session:
             events, done = read_all(session.generate("a b a b a b", max_tokens=32))
