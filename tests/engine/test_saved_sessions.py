@@ -10,9 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +28,6 @@ from edgespec.files.home import Home
 from edgespec.files.session_file import SessionFile
 from edgespec.runtimes.native.sequence import NativeSequence
 from edgespec.runtimes.native.tensors import ModelLayout
-from tests.engine.answers import WAIT_S
-from tests.support.http_server import wait_until
 from tests.support.kernel_calls import require_native
 from tests.support.native_models import reading
 from tests.support.saved_files import FIRST, Parts
@@ -701,33 +697,3 @@ def test_a_closed_engine_restores_nothing(tiny: TinyModels, saved: bytes, put: P
         path = put(saved)
     with pytest.raises(ClosedError):
         closed.restore(path)
-
-
-def test_other_sessions_answer_while_a_saved_cache_is_read_and_the_engine_may_be_closed(
-    tiny: TinyModels, saved: bytes, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, release, parts = threading.Event(), threading.Event(), SessionFile.parts
-
-    def slow_disk(self: SessionFile) -> Iterator[bytes]:
-        begun.set()
-        assert release.wait(WAIT_S)
-        yield from parts(self)
-
-    monkeypatch.setattr(SessionFile, "parts", slow_disk)
-    with tiny.load(runtime="native", draft="none") as engine, ThreadPoolExecutor(3) as threads:
-        pair = engine.pair
-        try:
-            restored = threads.submit(engine.restore, put(saved))
-            assert begun.wait(WAIT_S)
-            assert not pair.adopt(threads=1), "the target has an open cache"
-            with engine.session() as session:
-                answered = threads.submit(answer, session.generate("hello", max_tokens=3))
-                assert answered.result(WAIT_S).finish_reason == "length"
-            closed = threads.submit(engine.close)
-            wait_until(lambda: pair.closed)
-        finally:
-            release.set()
-        with pytest.raises(ClosedError):
-            restored.result(WAIT_S)
-        closed.result(WAIT_S)
-        assert pair.pool.rooms.positions == ()

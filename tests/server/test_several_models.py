@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -450,17 +451,26 @@ def test_a_load_changes_no_token_of_a_running_answer(
         assert running.result(WAIT_S).json()["choices"][0]["message"]["content"] == alone
 
 
-def test_the_server_ends_while_a_load_waits_for_room(
-    tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def answering_with_room_for_one(
+    tiny: TinyModels, two: Any, monkeypatch: pytest.MonkeyPatch, *, tokens: int
+) -> Iterator[tuple[Running, Future[httpx.Response], threading.Event]]:
+    """A server with memory for one of two models, which answers until the event is set; and that answer."""
     slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
     with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
         only = reserved(engine)
-    with serving({**slow, "two": loads["two"]}, only + 1) as server:
+    with serving({**slow, "two": two}, only + 1) as server:
         server.chat("hello", model="slow", max_tokens=1)
         holding = held_answer(monkeypatch)
-        running = server.asking("hello the people", model="slow", max_tokens=200)
+        running = server.asking("hello the people", model="slow", max_tokens=tokens)
         wait_until(lambda: server.service.queue.running == 1)
+        yield server, running, holding
+
+
+def test_the_server_ends_while_a_load_waits_for_room(
+    tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering_with_room_for_one(tiny, loads["two"], monkeypatch, tokens=200) as (server, running, holding):
         waiting = server.asking("hello", model="two", max_tokens=4)
         wait_until(lambda: server.service.others[0].keeper.state == "loading")
         holding.set()
@@ -472,14 +482,7 @@ def test_the_server_ends_while_a_load_waits_for_room(
 def test_a_load_that_waits_for_room_ends_with_its_last_request(
     tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = {"slow": lambda limits: tiny.load(tiny.slow, limits=limits, draft="none", lookup=False, context=2048)}
-    with tiny.load(tiny.slow, draft="none", lookup=False, context=2048) as engine:
-        only = reserved(engine)
-    with serving({**slow, "two": loads["two"]}, only + 1) as server:
-        server.chat("hello", model="slow", max_tokens=1)
-        holding = held_answer(monkeypatch)
-        running = server.asking("hello the people", model="slow", max_tokens=20)
-        wait_until(lambda: server.service.queue.running == 1)
+    with answering_with_room_for_one(tiny, loads["two"], monkeypatch, tokens=20) as (server, running, holding):
         room = server.service.keeper._common.room
         with server.connect() as own:
             server.send_chat(own, "hello", model="two", max_tokens=4)

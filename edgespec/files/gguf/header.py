@@ -519,7 +519,7 @@ def _under_other_names(header: GgufHeader, names: OllamaNames) -> Iterator[Tenso
             raise ModelFileError(header.path, reason)
         found.add(new)
         if not new.startswith(names.aside):
-            yield replace(tensor, name=new)
+            yield tensor if new == tensor.name else replace(tensor, name=new)
 
 
 def _completed(header: GgufHeader, more: Mapping[str, Any]) -> GgufHeader:
