@@ -622,15 +622,17 @@ def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_me
 def test_the_default_drafter_is_found_without_its_catalogue_entry(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    place = Store(users_home())
+    place, home = users_home(), Home(tmp_path / "home")
     for name in ("qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b", "smollm2-135m"):
-        Locator(store=place, download=True).locate(name)
+        Locator(store=Store(place), download=True).locate(name)
+    home.root.mkdir()
+    home.models.symlink_to(place.models)  # without what was measured there: whichever was faster would draft
     for name, value in User(tmp_path / "user").environment.items():
         monkeypatch.setenv(name, value)
     unlinked = {name: replace(spec, drafter=None) for name, spec in catalogue().items()}
     monkeypatch.setattr(locate, "catalogue", lambda: MappingProxyType(unlinked))
     monkeypatch.setattr(locate, "lookup", lambda name, **_others: unlinked[name])
-    with Engine.load("qwen2.5-coder-1.5b", store_home=place.home) as engine:
+    with Engine.load("qwen2.5-coder-1.5b", store_home=home) as engine:
         assert drafter_of(engine) == "qwen2.5-coder-0.5b"
         assert why_not(engine)["smollm2-135m"] == "other_drafter"
         assert engine.drafter_offer is None

@@ -13,7 +13,7 @@ from edgespec import Engine
 def pair() -> Iterator[Engine]:
     """The default target and its calibrated drafter, as in `edgespec chat --profile laptop` after a while.
 
-    In the setting whose widths are bit-equal, whatever its measured cost.
+    The drafter is named: where another one of this machine was measured to be faster, that one would draft.
     """
-    with Engine.load(profile="laptop", download=True, calibrate=True) as engine:
+    with Engine.load(profile="laptop", draft="qwen2.5-coder-0.5b", download=True, calibrate=True) as engine:
         yield engine
