@@ -39,7 +39,7 @@ from edgespec.planning.cost.curve import ContextCurves, Curve, DraftCost, Expert
 from edgespec.planning.cost.widths import MOST_CONTEXT, POSITIONS, WidthProbe, probe_starts
 
 # Timed widths: every width of a chain, then enough to show where the curve bends.
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 
 # A drafter's widths: one token at a time, two when it catches up after a round.
 DRAFTER_WIDTHS = (1, 2, 4)

@@ -165,13 +165,18 @@ class Rounds(ABC):
                 break
             self._assuming([token])
             self._history.append(token)
-        self._depth.began(read - started, clock() - read, self._company())
+        first_s = clock() - read - self._waited_s()
+        self._depth.began(read - started, first_s, self._company())
         step = self._commit([token], None, [], self._logprobs(rows, [0], [token], mask))
         return replace(step, held=held)
 
     def _company(self) -> Company:
         """The other answers in the target's last forward."""
         return ALONE if self._batched_target is None else self._batched_target.company
+
+    def _waited_s(self) -> float:
+        """Seconds that the target's last forward waited for those of other answers."""
+        return 0.0 if self._batched_target is None else self._batched_target.waited_s
 
     def _experts(self) -> int:
         """How many experts the target's last forward read."""

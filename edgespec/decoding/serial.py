@@ -69,7 +69,7 @@ class DecodeLoop(Rounds):
         except BaseException:
             self._roll_back()
             raise
-        verified = clock()
+        verified, waited_s = clock(), self._waited_s()
         committed, proposed = compared.committed, len(proposal.tokens)
         record = RoundRecord(
             width=proposed + 1,
@@ -80,11 +80,13 @@ class DecodeLoop(Rounds):
             invalid=invalid,
             emitted=len(committed),
             source=proposal.drafted_by,
-            draft_s=drafted - started,
+            draft_s=drafted - started - proposal.waited_s,
             sync_s=proposal.sync_s,
-            verify_s=verified - drafted,
+            verify_s=verified - drafted - waited_s,
             round_s=verified - started,
+            waited_s=proposal.waited_s + waited_s,
             draft_forwards=proposal.forwards,
+            draft_companions=proposal.companions,
             alternative_count=proposed - height(proposal),
             company=self._company(),
             experts=self._experts(),

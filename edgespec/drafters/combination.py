@@ -155,8 +155,10 @@ class CombinationState(DraftState):
                     free.proposal,
                     drafted_by=kind,
                     sync_s=proposal.sync_s,
+                    waited_s=proposal.waited_s,
                     hindsight=proposal.hindsight,
                     forwards=proposal.forwards,
+                    companions=proposal.companions,
                     chain_length=0,
                 )
         return free.proposal

@@ -18,7 +18,7 @@ from edgespec.files.stored_text import LONGEST_MATCH_TOKENS
 from edgespec.interfaces.counted_text import Context, CountedText, common_prefix
 from edgespec.interfaces.drafting import MODEL, NOTHING, ChainGate, DraftRequest, DraftState, Proposal, values_trees
 from edgespec.interfaces.features import Features, FeatureSequence, FollowingSequence
-from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, Sequence
+from edgespec.interfaces.model import BatchedSequence, FrequentHeadSequence, LoadsInBackground, Model, Sequence
 from edgespec.interfaces.rows import Distribution, Rows
 
 # Limits of the tokens read between two checks of the clock, a sixteenth of the unread text: such a forward takes two
@@ -65,6 +65,15 @@ class _Cache:
     sequence: Sequence
     start: int = 0
     known: list[int] = field(default_factory=list)
+    waited_s: float = 0.0  # of the proposal's forwards, for those of other answers
+    companions: int = 0  # other answers in the proposal's forwards
+
+    def forward(self, tokens: list[int], rows: int) -> Rows:
+        scores = self.sequence.forward(tokens, rows)
+        if isinstance(self.sequence, BatchedSequence):
+            self.waited_s += self.sequence.waited_s
+            self.companions += self.sequence.company.answers
+        return scores
 
     def reaches(self, context: Context) -> int:
         """The position in the text up to which the cache agrees; 0 if it agrees nowhere."""
@@ -85,7 +94,7 @@ class _Cache:
 
     def feed(self, tokens: list[int], count: int) -> list[int]:
         """Read the first ``count`` tokens that follow; returns the remaining ones."""
-        self.sequence.forward(tokens[:count], 0)
+        self.forward(tokens[:count], 0)
         self.known.extend(tokens[:count])
         return tokens[count:]
 
@@ -252,7 +261,7 @@ class ModelDraftState(DraftState):
         return cache
 
     def _chain(self, cache: _Cache, context: Context, depth: int, gate: ChainGate | None) -> Proposal:
-        self._full, started = None, time.perf_counter()
+        self._full, started, cache.waited_s, cache.companions = None, time.perf_counter(), 0.0, 0
         try:
             lag = self._align(cache, context)
             if not lag:  # nothing to be read yet
@@ -271,14 +280,16 @@ class ModelDraftState(DraftState):
                 guesses = [self._mask] * (depth - 1)
             rows = self._read(cache, lag, guesses, started, context.patience_s, hindsight)
             hits = () if rows is None or hindsight < 1 else tuple(self._would_guess(context, rows, hindsight))
-            sync_s = time.perf_counter() - started if len(lag) > self._usual_lag else 0.0
+            read_s = time.perf_counter() - started - cache.waited_s
+            sync_s = read_s if len(lag) > self._usual_lag else 0.0
             if rows is None:
-                return Proposal(drafted_by=self._kind, sync_s=sync_s)
+                return Proposal(drafted_by=self._kind, sync_s=sync_s, waited_s=cache.waited_s)
             chain = self._draft(cache, context, rows, hindsight, guesses, depth, gate)
-            return replace(chain, sync_s=sync_s, hindsight=hits)
+            return replace(chain, sync_s=sync_s, waited_s=cache.waited_s, hindsight=hits)
         except ContextFullError:  # a text may take more of a translated drafter's tokens than of the target's
             self._full = f"the text is longer than the context of {self._model.facts.name}"
-            return Proposal(drafted_by=self._kind, sync_s=time.perf_counter() - started)
+            sync_s = time.perf_counter() - started - cache.waited_s
+            return Proposal(drafted_by=self._kind, sync_s=sync_s, waited_s=cache.waited_s)
         finally:
             del cache.known[cache.sequence.length :]
 
@@ -329,7 +340,7 @@ class ModelDraftState(DraftState):
             lag = cache.feed(lag, min(size, len(lag) - before - 1))
             if time.perf_counter() - started > patience_s:
                 return None
-        rows = self._known_ids(cache.sequence.forward([*lag, *guesses], before + 1 + len(guesses)))
+        rows = self._known_ids(cache.forward([*lag, *guesses], before + 1 + len(guesses)))
         cache.known += [*lag, *guesses]
         return rows
 
@@ -394,7 +405,7 @@ class ModelDraftState(DraftState):
                 break
             self._take_back(cache, len(guesses))
             guesses = self._guesses(text.tokens, depth - len(tokens) - 1)
-            rows, row = self._known_ids(cache.sequence.forward([draft.token, *guesses], 1 + len(guesses))), 0
+            rows, row = self._known_ids(cache.forward([draft.token, *guesses], 1 + len(guesses))), 0
             cache.known += [draft.token, *guesses]
             forwards += 1
         self._take_back(cache, len(guesses))
@@ -409,6 +420,7 @@ class ModelDraftState(DraftState):
             draft_probs=tuple(probs) if drawn else None,
             drafted_by=self._kind,
             forwards=forwards,
+            companions=cache.companions / forwards,
             confidences=tuple(confidences),
             alternatives=tuple(alternatives) if most else (),
         )

@@ -22,9 +22,11 @@ class Proposal:
     ``draft_probs[i]`` is the distribution token i was drawn from; None means that it was not drawn at random
     (a copy, an argmax), which verification treats as probability one. ``sources[i]`` names who proposed it;
     ``drafted_by`` names the drafter that spent the time, also for an empty proposal (None: no drafter ran).
-    ``sync_s`` is the part of that time spent reading tokens the drafter had not seen, ``forwards`` the number of
-    times the drafter's weights were read. ``confidences[i]`` is the drafter's confidence in token i, from 0 to 1
-    (empty: unknown). The policy learns how often tokens of each confidence are accepted.
+    ``sync_s`` is the part of that time spent reading tokens the drafter had not seen. In ``waited_s`` of it the
+    forwards waited for those of other answers, which ``sync_s`` leaves out. ``forwards`` is the number of times the
+    drafter's weights were read, ``companions`` how many other answers shared each of them, on average.
+    ``confidences[i]`` is the drafter's confidence in token i, from 0 to 1 (empty: unknown). The policy learns how
+    often tokens of each confidence are accepted.
 
     ``alternatives[i]`` are the tokens most likely to be the target's instead of token i of a chain, best first, each
     with the drafter's odds from the same scores (empty: not asked for, or drawn under the rejection rule). They may
@@ -43,7 +45,9 @@ class Proposal:
     parents: tuple[int, ...] | None = None
     drafted_by: str | None = None
     sync_s: float = 0.0
+    waited_s: float = 0.0
     forwards: int = 0
+    companions: float = 0.0
     confidences: tuple[float, ...] = ()
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
     hindsight: tuple[bool, ...] = ()
@@ -60,7 +64,9 @@ class Proposal:
             parents=None if self.parents is None else self.parents[:length],
             drafted_by=self.drafted_by,
             sync_s=self.sync_s,
+            waited_s=self.waited_s,
             forwards=self.forwards,
+            companions=self.companions,
             confidences=self.confidences[:length],
             alternatives=self.alternatives[:length],
             chain_length=None if self.chain_length is None else min(length, self.chain_length),

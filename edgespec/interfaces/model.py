@@ -199,6 +199,10 @@ class BatchedSequence(Sequence, Protocol):
     def company(self) -> Company:
         """The other answers in the last forward, and whether it also read a prompt."""
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the last forward waited before it began, for forwards of other Sequences."""
+
 
 @runtime_checkable
 class MixtureSequence(Sequence, Protocol):

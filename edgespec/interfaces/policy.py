@@ -18,11 +18,13 @@ class RoundRecord:
 
     ``alternative_count`` of the ``proposed`` tokens are not on a tree's longest path, whose length is ``depth``.
     ``accepted`` counts the path's accepted tokens; ``evaluated`` adds the first rejected one, if any.
-    ``draft_forwards``: how often the drafter's weights were read. ``verify_s`` is the target's forward and the
-    comparison, so the target was idle for ``round_s - verify_s``. ``overlapped``: a drafter ran in parallel with the
-    target's forward; ``draft_s`` is then the drafting time of the proposal that arrived in this round. ``company``:
-    the other answers whose rows the target's forward computed as well. ``experts``: how many the forward read, of all
-    layers together; 0 for a model without, or where they are not counted.
+    ``draft_forwards``: how often the drafter's weights were read, with ``draft_companions`` other answers on average.
+    ``verify_s`` is the target's forward and the comparison, so the target was idle for ``round_s - verify_s``.
+    ``waited_s``: how long the round's forwards waited for those of other answers, which no other time but ``round_s``
+    has. ``overlapped``: a drafter ran in parallel with the target's forward; ``draft_s`` is then the drafting
+    time of the proposal that arrived in this round. ``company``: the other answers whose rows the target's forward
+    computed as well. ``experts``: how many the forward read, of all layers together; 0 for a model without, or where
+    they are not counted.
     """
 
     width: int
@@ -37,7 +39,9 @@ class RoundRecord:
     sync_s: float
     verify_s: float
     round_s: float
+    waited_s: float = 0.0
     draft_forwards: int = 0
+    draft_companions: float = 0.0
     overlapped: bool = False
     alternative_count: int = 0
     company: Company = ALONE
@@ -52,6 +56,11 @@ class RoundRecord:
     def forwards_after_reading(self) -> int:
         """Drafter forwards that ``sync_s`` leaves out: reading includes the first one."""
         return self.draft_forwards - (self.sync_s > 0)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of the round in which it did not wait for other answers."""
+        return self.round_s - self.waited_s
 
     @property
     def target_idle_s(self) -> float:

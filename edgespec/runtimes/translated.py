@@ -21,7 +21,16 @@ import numpy as np
 from edgespec.errors import InvalidRequestError, NoneAllowedError
 from edgespec.files.token_map import TokenMap
 from edgespec.interfaces.drawing import MOST_DRAWN, Drawn, DrawRequest
-from edgespec.interfaces.model import FrequentHeadSequence, LoadsInBackground, Model, ModelFacts, Sequence
+from edgespec.interfaces.model import (
+    ALONE,
+    BatchedSequence,
+    Company,
+    FrequentHeadSequence,
+    LoadsInBackground,
+    Model,
+    ModelFacts,
+    Sequence,
+)
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
 from edgespec.runtimes.native.draws import DrawnRows
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, TrimmedRows
@@ -80,6 +89,14 @@ class TranslatedSequence:
     @property
     def context_length(self) -> int:
         return self._sequence.context_length
+
+    @property
+    def company(self) -> Company:
+        return self._sequence.company if isinstance(self._sequence, BatchedSequence) else ALONE
+
+    @property
+    def waited_s(self) -> float:
+        return self._sequence.waited_s if isinstance(self._sequence, BatchedSequence) else 0.0
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         if not 0 <= rows <= len(tokens):

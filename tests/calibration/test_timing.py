@@ -113,7 +113,7 @@ def test_no_context_beyond_the_requested_length_is_timed(context_length: int, co
     assert probe.covers(context_length)
 
 
-@pytest.mark.parametrize(("context_length", "widths"), [(20, WIDTHS[:10]), (5, (1, 2, 3, 4, 5)), (1, (1,))])
+@pytest.mark.parametrize(("context_length", "widths"), [(20, WIDTHS[:11]), (5, (1, 2, 3, 4, 5)), (1, (1,))])
 def test_timed_widths_stay_within_the_context(context_length: int, widths: tuple[int, ...]) -> None:
     times, _ = target(TimedModel(), context_length)
     assert times.widths == widths

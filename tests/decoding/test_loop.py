@@ -580,6 +580,8 @@ def test_a_rounds_record_says_which_other_answers_its_forward_computed() -> None
         def company(self) -> Company:
             return Company(answers=self.length % 3, rows=2 * (self.length % 3))
 
+        waited_s = 0.0
+
     model = FakeModel(VOCABULARY_SIZE)
     answer = Answer(list(PROMPT), InCompany(model, 100))
     answer.take(loop(answer).steps())
@@ -588,6 +590,20 @@ def test_a_rounds_record_says_which_other_answers_its_forward_computed() -> None
     assert found == [record.context_length % 3 for record in answer.records]
     assert {0, 1, 2} == set(found)
     assert all(record.company == ALONE for record in answer_to().records)
+
+
+def test_no_time_of_a_round_has_its_wait_for_other_answers_but_the_rounds_own() -> None:
+    class Waiting(FakeSequence):
+        company, waited_s = ALONE, 0.25
+
+    answer = Answer(list(PROMPT), Waiting(FakeModel(VOCABULARY_SIZE), 100))
+    answer.take(loop(answer).steps())
+    for record in answer.records:
+        assert record.waited_s == 0.25
+        assert record.draft_s + record.verify_s + 0.25 == pytest.approx(record.round_s)
+        assert record.own_s == pytest.approx(record.round_s - 0.25)
+    plain = answer_to().records
+    assert {(record.waited_s, record.own_s - record.round_s) for record in plain} == {(0.0, 0.0)}
 
 
 def test_a_rounds_record_says_how_many_experts_its_forward_read() -> None:

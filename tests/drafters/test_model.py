@@ -15,6 +15,7 @@ from edgespec.errors import CancelledError, ClosedError, ForwardError, MemoryLim
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, DraftRequest, Outcome, Proposal
 from edgespec.interfaces.drawing import INCREMENT
+from edgespec.interfaces.model import Company
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.gates import Gate, at_least, at_most_nats
 
@@ -157,6 +158,30 @@ def test_a_gate_may_end_a_chain_before_the_next_forward(forwards: int) -> None:
     proposal = started(model).propose(Context(PROMPT), 5, Gate(forwards=forwards))
     assert list(proposal.tokens) == chain(model, PROMPT, forwards + 1)
     assert proposal.forwards == len(model.sequences[0].log.widths) == forwards + 1
+
+
+def test_a_proposal_says_how_long_it_waited_for_other_answers_and_how_many_shared_its_forwards() -> None:
+    class Batched(FakeSequence):
+        waited_s = 5.0
+
+        @property
+        def company(self) -> Company:
+            return Company(answers=self.length % 2)
+
+    class BatchedModel(FakeModel):
+        def open(self, context_length: int) -> FakeSequence:
+            return Batched(self, context_length)
+
+    state = started(BatchedModel(seed=1))
+    proposal = state.propose(Context([1, 2] * 10), 3)
+    assert proposal.forwards == 3
+    assert proposal.companions == pytest.approx(1 / 3), "at 20, 21 and 22 tokens"
+    assert proposal.waited_s == 15.0
+    assert -5.0 <= proposal.sync_s < 0.0, "reading leaves the wait out"
+    alone = started(FakeModel(seed=1)).propose(Context([1, 2] * 10), 3)
+    assert (alone.companions, alone.waited_s) == (0.0, 0.0)
+    assert proposal.cut(1).companions == proposal.companions
+    assert proposal.cut(1).waited_s == 15.0
 
 
 def test_without_a_gate_a_chain_reaches_the_full_depth() -> None:

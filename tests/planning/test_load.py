@@ -9,16 +9,20 @@ import pytest
 
 from edgespec.interfaces.drafting import DraftTree
 from edgespec.interfaces.model import ALONE, Company
-from edgespec.planning.cost.curve import FREE, ContextCurves, Curve
+from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.live_times import LiveTimes
+from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.load import (
     MOST_PAUSE_S,
     MOST_PAUSE_WITH_PROMPT_S,
     MOST_STEP_S,
+    USUALLY_MET,
     Load,
+    Meetings,
     charged,
+    drafting_price,
 )
 from edgespec.planning.depth.price import PricedGate, choose_nodes
 from tests.planning.test_depth_control import begun, control, drafting, round_of
@@ -46,6 +50,77 @@ def test_time_beyond_a_plain_step_counts_once_for_each_answer() -> None:
     assert charged(1.5, 1.0, 0) == 1.5
     assert charged(1.5, 1.0, 3) == 3.0
     assert charged(0.9, 1.0, 3) == 0.9
+
+
+def test_answers_that_draft_in_the_same_forwards_pay_their_parts() -> None:
+    assert charged(1.5, 1.0, 1, draft_s=0.5, drafting=1) == pytest.approx(1.5), "each of two answers pays half twice"
+    assert charged(1.5, 1.0, 3, draft_s=0.5, drafting=1) == pytest.approx(2.0)
+    assert charged(1.7, 1.0, 1, draft_s=0.5, drafting=1) == pytest.approx(1.9), "rows are not shared"
+    assert charged(0.9, 1.0, 3, draft_s=0.5, drafting=3) == 0.9
+
+
+def test_a_shared_forward_costs_a_row_more_for_each_answer_and_reading_is_not_shared() -> None:
+    cost = DraftCost(token_s=0.010, lag_token_s=0.001)
+    assert drafting_price(cost, 0, 0) == cost
+    alone, together = drafting_price(cost, 1, 0), drafting_price(cost, 1, 1)
+    assert (alone.token_s, alone.lag_token_s) == pytest.approx((0.020, 0.002))
+    assert (together.token_s, together.lag_token_s) == pytest.approx((0.011, 0.002))
+    at_once = DraftCost(one_pass=Curve(widths=(1, 2), forward_s=(0.010, 0.012)))
+    assert drafting_price(at_once, 3, 1).seconds(2) == pytest.approx(0.024)
+
+
+def test_how_many_others_draft_in_the_same_forwards_is_learned_for_each_number_of_others() -> None:
+    meetings = Meetings()
+    assert (meetings.share(1), meetings.share(3)) == (USUALLY_MET, USUALLY_MET)
+    for _ in range(60):
+        meetings.see(companions=0.0, others=3)
+        meetings.see(companions=1.0, others=1)
+    assert meetings.share(3.2) == pytest.approx(0.0, abs=0.01)
+    assert meetings.share(1) == pytest.approx(1.0, abs=0.01)
+    before = meetings.share(3)
+    meetings.begin(3)
+    assert before < meetings.share(3) < USUALLY_MET
+
+
+def test_the_rows_of_others_rise_immediately_and_fall_slowly() -> None:
+    load = Load()
+    for rows, expected in ((2, 2.0), (6, 6.0), (2, 5.0)):
+        load.see(Company(answers=1, rows=rows))
+        assert load.rows == pytest.approx(expected)
+
+
+def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_gave_up_do_not_share() -> None:
+    depths = control()
+    first, second = begun(depths), begun(depths)
+    with_others(first, 40, Company(answers=1, rows=1))
+    price = first._price("model")
+    assert price is not None
+    assert price.charged.token_s < 2 * price.own.token_s
+    second._trust.end(10)
+    lone = first._price("model")
+    assert lone is not None
+    assert lone.charged.token_s == pytest.approx(2 * lone.own.token_s)
+    assert lone.own == price.own
+
+
+def test_the_ledger_counts_no_wait_for_other_answers() -> None:
+    alone, beside = drafting(control()), drafting(control())
+    drafted = replace(round_of(), source="model", draft_s=0.02, draft_forwards=1)
+    before = [answer.ledger.spent_s for answer in (alone, beside)]
+    alone.record(drafted)
+    beside.record(replace(drafted, round_s=drafted.round_s + 5.0, waited_s=5.0, company=Company(answers=1, rows=1)))
+    spent = [answer.ledger.spent_s - old for answer, old in zip((alone, beside), before, strict=True)]
+    assert spent == pytest.approx([drafted.round_s] * 2)
+
+
+def test_drafting_beside_others_has_to_promise_more_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = begun(control())
+    for company, margin in ((ALONE, -1.0), (Company(answers=1, rows=1), 0.1), (THREE, 0.3)):
+        answer._load = Load()
+        answer._load.see(company)
+        for beyond, delays in ((-0.01, margin > 0.0), (0.01, False)):
+            monkeypatch.setattr(AnswerDepth, "_usual", lambda *_, gain=DRAFT_MARGIN - 1.0 + margin + beyond: gain)
+            assert answer._delays_others() is delays
 
 
 def test_an_answer_alone_has_no_load() -> None:
@@ -104,8 +179,9 @@ def test_an_answer_pauses_for_a_drafter_that_reads_a_long_text_only_if_alone(com
     beginning.learn_hindsight("model", [True] * 14)
     assert (beginning.allow("model", 600).depth > 0) is alone
     why = beginning.why_off("model")
-    assert why is None if alone else why is not None and "read for too long" in why.text
-    running = drafting(control())
+    assert (why is None) is alone
+    depths = control()
+    running, _other = drafting(depths), begun(depths)
     running.record(replace(round_of(), company=company))
     running.ledger.plain_s += 100.0
     assert (running.allow("model", 300).depth > 0) is alone, "the drafter fell behind"

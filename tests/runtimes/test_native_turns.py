@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from edgespec.runtimes.native.turns import CROWDED_S, NEXT_S, Turns
+from edgespec.runtimes.native.turns import CROWDED_S, FIRST_S, NEXT_S, Turns
 
 WATCHDOG_S = 60.0
 
@@ -59,10 +59,36 @@ def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
     for thread in threads:
         thread.join(WATCHDOG_S)
     assert order == [1.0, 9.0]
-    turns._left[1.0] = turns._clock()
+    turns._left = {1.0: turns._clock()}
     assert 0.0 < turns._wait_s((9.0, False), turns._clock()) <= NEXT_S
     assert turns._wait_s((9.0, True), turns._clock()) == 0.0, "it has waited long enough"
     assert turns._wait_s((1.0, False), turns._clock()) <= 0.0
+
+
+def test_a_heavier_model_waits_while_a_lighter_ones_step_is_collected() -> None:
+    turns = Turns(Clock())
+    turns.crowd()
+    with turns.gathering(1.0):
+        assert turns._wait_s((9.0, False), 100.0) == math.inf
+        assert turns._wait_s((9.0, True), 100.0) == 0.0, "it has waited long enough"
+        assert turns._wait_s((1.0, False), 100.0) == 0.0
+    assert turns._wait_s((9.0, False), 100.0) == 0.0
+
+
+def test_after_a_step_of_the_heavier_model_the_lighter_ones_first_step_is_awaited() -> None:
+    clock = Clock()
+    turns = Turns(clock)
+    turns.crowd()
+    turns.leave(9.0)
+    assert turns._wait_s((9.0, False), clock.now) == 0.0, "no lighter model computes"
+    turns.leave(1.0)
+    clock.now += 2 * NEXT_S
+    turns.leave(9.0)
+    assert turns._wait_s((9.0, False), clock.now) == pytest.approx(FIRST_S)
+    assert turns._wait_s((1.0, False), clock.now) == 0.0
+    clock.now += CROWDED_S
+    turns.leave(9.0)
+    assert turns._wait_s((9.0, False), clock.now) == 0.0, "the lighter model has not computed for long"
 
 
 def test_turns_are_crowded_for_a_while() -> None:

@@ -18,10 +18,11 @@ from edgespec.errors import (
 )
 from edgespec.files.token_map import TokenMap
 from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from, noise_key
+from edgespec.interfaces.model import ALONE, BatchedSequence, Company
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.sequence import TrimmedRows
 from edgespec.runtimes.translated import TranslatedModel, TranslatedSequence
-from tests.support.fake_runtime import FakeModel, Faults
+from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 
 # The target has 6 tokens, the drafter 8. Token 2 is three of the drafter's, 4 two, and each of the others one.
 MAP = TokenMap(
@@ -74,6 +75,16 @@ def test_rows_score_the_targets_tokens_behind_all_of_their_pieces() -> None:
     assert ids is not None
     assert ids.tolist() == MAP.tokens.tolist()
     assert scores.tolist() == model.scores(tuple(fed([0, 2, 4, 1])))[MAP.rows].tolist()
+
+
+def test_what_other_answers_were_in_its_forward_is_asked_of_the_drafter() -> None:
+    class Batched(FakeSequence):
+        company, waited_s = Company(answers=2, rows=5), 0.5
+
+    batched = TranslatedSequence(Batched(FakeModel(8), 40), MAP)
+    assert (batched.company, batched.waited_s) == (Company(answers=2, rows=5), 0.5)
+    assert isinstance(batched, BatchedSequence)
+    assert (opened().company, opened().waited_s) == (ALONE, 0.0)
 
 
 def test_a_rewind_to_any_length_continues_as_if_nothing_had_followed() -> None:

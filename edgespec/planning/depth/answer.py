@@ -14,14 +14,15 @@ Until answers have confirmed the measured times, one look an answer times the dr
 If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
 chain has one token more: a window's forward also scores the first token of the next window.
 
-While other answers are computed in the same steps, time counts for each of them (planning/depth/load.py).
+While other answers are computed in the same steps, what drafting has to be worth counts their time too
+(planning/depth/load.py). The ledger and the pauses count the answer's own time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edgespec.interfaces.drafting import COPIES
 from edgespec.interfaces.model import ALONE, Company
@@ -33,7 +34,7 @@ from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, SLOW, LiveTime
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
-from edgespec.planning.depth.load import Load, charged
+from edgespec.planning.depth.load import SHARED_MARGIN, Load, charged, drafting_price
 from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
@@ -75,6 +76,17 @@ FADED = 2.0
 _RATE_DECAY = 0.95
 
 
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What drafting costs the answer itself, and with the delay of the others that share its steps."""
+
+    own: DraftCost
+    charged: DraftCost
+
+
+FREE_PRICE = Price(FREE, FREE)
+
+
 class AnswerDepth:
     """Decides the depth of each round of one answer."""
 
@@ -108,7 +120,7 @@ class AnswerDepth:
         self._would_pause = False  # whether the drafter would have read for too long beside others
         self._costs, self._seen = control.costs, Seen()
         self.ledger = Ledger(0.0, 0.0)
-        self._now = times.all_now(prompt_tokens)
+        self._own = self._now = times.all_now(prompt_tokens)  # without and with the delay of other answers
 
     def began(self, prompt_s: float, first_s: float, company: Company = ALONE) -> None:
         with self._control.lock:
@@ -116,6 +128,7 @@ class AnswerDepth:
                 known.fade(FADED)
             if self._control.running:  # this answer will share the steps of those
                 self._load = replace(self._control.load, seen=False)
+                self._control.meetings.begin(self._load.others)
             self._control.running.add(self)
             self._load.see(company)
             self._times.record(1, self._context, first_s, company)
@@ -127,7 +140,8 @@ class AnswerDepth:
     def _count(self, emitted: int) -> None:
         self._done += emitted
         self._context += emitted
-        self._now = self._load.charge(self._times.all_now(self._context, round(self._load.rows)))
+        self._own = self._times.all_now(self._context, round(self._load.rows))
+        self._now = self._load.charge(self._own)
 
     # ---------------------------------------------------------------------------------------- deciding
 
@@ -139,21 +153,33 @@ class AnswerDepth:
                 return OFF
             return self._allow_model(source, cost, lag, unread)
 
-    def _price(self, source: str) -> DraftCost | None:
-        cost = self._control.price(source, self._times, self._context)
-        return cost.scaled(1.0 + self._load.others) if cost and self._load.others else cost
+    def _price(self, source: str) -> Price | None:
+        own = self._control.price(source, self._times, self._context)
+        if own is None or not self._load.others:
+            return None if own is None else Price(own, own)
+        return Price(own, drafting_price(own, self._load.others, self._drafting))
+
+    @property
+    def _drafting(self) -> float:
+        """How many of the other answers in the same steps draft too, or will: each shares the drafter's forwards."""
+        willing = sum(other.may_draft for other in self._control.running if other is not self)
+        return self._control.meetings.share(self._load.others) * min(self._load.others, willing)
+
+    @property
+    def may_draft(self) -> bool:
+        return self._trust.on or not (self._trust.failed or self._unsuited)
 
     def allow_free(self, source: str) -> Allowance:
         with self._control.lock:
-            depth = 0 if self._times_plain() else self._affordable(FREE, 0)
-            return Allowance(depth, self._gate(source, FREE, depth)) if depth else OFF
+            depth = 0 if self._times_plain() else self._affordable(FREE_PRICE, 0)
+            return Allowance(depth, self._gate(source, FREE_PRICE, depth)) if depth else OFF
 
     def _times_plain(self) -> bool:
         """Whether the next round is plain, to time it."""
         times = self._times
         return times.since_plain >= PLAIN_EVERY or (times.since_plain >= PLAIN_AGAIN and times.moved > MOVED)
 
-    def _allow_model(self, source: str, cost: DraftCost, lag: int, unread: int) -> Allowance:
+    def _allow_model(self, source: str, cost: Price, lag: int, unread: int) -> Allowance:
         self._loading, self._control.load_s = False, 0.0  # a drafter that is asked is loaded
         both = self._pipelined is not None
         if both and not self._done:
@@ -177,7 +203,7 @@ class AnswerDepth:
             return OFF
         if both:
             return Allowance(self._cap + 1)
-        depth = 0 if self._pauses(read * cost.lag_token_s) else self._affordable(cost, read)
+        depth = 0 if self._pauses(read * cost.own.lag_token_s) else self._affordable(cost, read)
         if depth < 1:
             if lag >= LEAST_READ:
                 self._trust.on = False  # the drafter fell behind: reading more is another purchase
@@ -185,9 +211,9 @@ class AnswerDepth:
         if not self._timed:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(self._hindsight, self._done)
-        patience_s = PATIENCE * read * cost.lag_token_s + self._now[0]
+        patience_s = PATIENCE * read * cost.own.lag_token_s + self._now[0]
         rates = self._known(source).by_position(depth)
-        chain = chain_at_once(self._now, cost, read, rates, self._going_rate())
+        chain = chain_at_once(self._now, cost.charged, read, rates, self._going_rate())
         self._read, self._asked = read, chain or 0
         # A check proposes its token whatever it seems worth: the wider forward is to be timed too.
         gate = None if checking else self._gate(source, cost, depth)
@@ -195,7 +221,7 @@ class AnswerDepth:
 
     def _delays_others(self) -> bool:
         """Whether drafting costs other answers more than it brings this one."""
-        return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0
+        return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0 + SHARED_MARGIN * self._load.others
 
     @property
     def _unsuited(self) -> bool:
@@ -214,9 +240,11 @@ class AnswerDepth:
         """What is known of a source's acceptance; a plan may have got the source since this answer began."""
         return self._experience.acceptance(source, {}, sampled=False)
 
-    def _gate(self, source: str, cost: DraftCost, depth: int) -> PricedGate:
+    def _gate(self, source: str, cost: Price, depth: int) -> PricedGate:
         known = self._known(source)
-        return PricedGate(self._now, cost.token_s, known, depth, self._going_rate(), self._experience.odds.worth)
+        return PricedGate(
+            self._now, cost.charged.token_s, known, depth, self._going_rate(), self._experience.odds.worth
+        )
 
     def prefers(self, source: str, free_gain: float) -> bool:
         with self._control.lock:
@@ -234,17 +262,17 @@ class AnswerDepth:
             self._loading, control.load_s, control.missed_s = True, 0.0, 0.0
             return True
 
-    def _affordable(self, cost: DraftCost, read: int) -> int:
+    def _affordable(self, cost: Price, read: int) -> int:
         """The deepest draft that the answer can afford if every token is wrong."""
         room_s = AT_ONCE * self.ledger.room_s
         most = self._load.most_depth(self._cap, lambda rows: self._times.usual_s(rows, self._context))
         return next((depth for depth in range(most, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
 
-    def _lost_s(self, cost: DraftCost, depth: int, read: int = 0) -> float:
-        """Seconds lost if ``depth`` tokens, drafted after reading ``read``, are all wrong."""
-        return cost.seconds(depth, read) + self._now[depth] - self._now[0]
+    def _lost_s(self, cost: Price, depth: int, read: int = 0) -> float:
+        """The answer's own loss in seconds if ``depth`` tokens, drafted after reading ``read``, are all wrong."""
+        return cost.own.seconds(depth, read) + self._own[depth] - self._own[0]
 
-    def _buys(self, cost: DraftCost, lag: int, unread: int, load_s: float) -> int | None:
+    def _buys(self, cost: Price, lag: int, unread: int, load_s: float) -> int | None:
         """How many tokens to read so that drafting starts or resumes now; None if drafting does not start."""
         control, known, step_s = self._control, self._experience, self._now[0]
         if self._done < self._next_look:
@@ -258,11 +286,11 @@ class AnswerDepth:
         for read in [lag] if both is not None else readings(lag, unread, self._context):
             skipped = unread if read == lag else self._context - read
             gain = self._gain * self._usual(skipped) / usual if usual else 0.0
-            reading_s = share * read * cost.lag_token_s
+            reading_s = share * read * cost.own.lag_token_s
             if self._pauses(reading_s):
                 continue
             first_s = self._lost_s(cost, 1) if both is None else 0.0
-            price_s = max(0.0, load_s - control.missed_s) + reading_s + trial_s
+            price_s = max(0.0, load_s - control.missed_s) + share * read * cost.charged.lag_token_s + trial_s
             if self._earns(price_s, gain, load_s + reading_s + first_s):
                 self._skipped = skipped
                 return read
@@ -272,7 +300,7 @@ class AnswerDepth:
             self._next_look = self._done + max(2, self._done // 16)
         return None
 
-    def _looks(self, cost: DraftCost, lag: int, unread: int) -> int | None:
+    def _looks(self, cost: Price, lag: int, unread: int) -> int | None:
         """How many tokens to read only to see which of them the drafter would have guessed; None: not now.
 
         A few, or all that it lacks where it has read more than that: a few alone would drop what it has read.
@@ -281,13 +309,15 @@ class AnswerDepth:
         if rests or self._rate is not None or self._pipelined or lag <= LOOK or not self._hindsight:
             return None
         read = lag if self._context - lag - unread >= lag else LOOK
-        if self._pauses(read * cost.lag_token_s):
+        lost_s = read * cost.own.lag_token_s + self._lost_s(cost, 1)
+        if self._pauses(read * cost.own.lag_token_s):
             return None
-        price_s = read * cost.lag_token_s + self._lost_s(cost, 1)
-        gain = self._experience.gain(self._control.good_gain) / 2**self._trust.failed
-        return read if self._checks(cost, read, 0.0) or self._earns(price_s, gain, price_s) else None
+        price_s = read * cost.charged.lag_token_s + cost.charged.seconds(1) + self._now[1] - self._now[0]
+        good = self._usual(0) if self._load.others else self._control.good_gain
+        gain = self._experience.gain(good) / 2**self._trust.failed
+        return read if self._checks(cost, read, 0.0) or self._earns(price_s, gain, lost_s) else None
 
-    def _checks(self, cost: DraftCost, read: int, load_s: float) -> bool:
+    def _checks(self, cost: Price, read: int, load_s: float) -> bool:
         """Whether to look only to time the drafter.
 
         Until answers have confirmed the measured times, it might be better than they say.
@@ -296,7 +326,7 @@ class AnswerDepth:
             return False
         if not self._hindsight:  # then there is no look
             return False
-        price_s = load_s + read * cost.lag_token_s + self._lost_s(cost, 1)
+        price_s = load_s + read * cost.own.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
@@ -321,17 +351,17 @@ class AnswerDepth:
         rate *= worth_of(skipped, self._context)
         if others := self._load.others:
             calibrated_s = [seconds / self._times.factor for seconds in self._now]  # as the drafter's cost
-            speedup = self._control.speedup(rate, calibrated_s, others, self._context)
+            speedup = self._control.speedup(rate, calibrated_s, others, self._drafting, self._context)
         else:
             speedup = self._control.speedup(rate)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
 
-    def _repays_all(self, cost: DraftCost, unread: int) -> bool:
+    def _repays_all(self, cost: Price, unread: int) -> bool:
         """Whether to read all of the text, ``unread`` tokens of which the drafter skipped."""
-        price_s = self._context * cost.lag_token_s
-        if self._pauses(price_s):
+        reading_s, price_s = self._context * cost.own.lag_token_s, self._context * cost.charged.lag_token_s
+        if self._pauses(reading_s):
             return False
-        return self._earns(price_s, self._usual(0) - self._usual(unread), price_s + self._lost_s(cost, 1))
+        return self._earns(price_s, self._usual(0) - self._usual(unread), reading_s + self._lost_s(cost, 1))
 
     def _going_rate(self) -> float:
         plain = 1.0 / self._now[0]
@@ -367,9 +397,13 @@ class AnswerDepth:
 
     def record(self, record: RoundRecord) -> None:
         control, times = self._control, self._times
-        others = record.company.answers
         with control.lock:
             self._load.see(record.company)
+            others = record.company.answers
+            if others and record.source == control.model and record.draft_forwards:
+                control.meetings.see(record.draft_companions, others)
+            drafting = min(others, record.draft_companions)
+            draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
             if record.overlapped or self._loading:
@@ -387,9 +421,9 @@ class AnswerDepth:
                 cost = control.price(record.source or "", times, self._context) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
-                self._wild = 0 if 0.0 < record.round_s < IMPLAUSIBLE_FACTOR * expected_s else self._wild + 1
+                self._wild = 0 if 0.0 < record.own_s < IMPLAUSIBLE_FACTOR * expected_s else self._wild + 1
                 # A stall alone says nothing; SLOW in a row are the drafter's speed now.
-                if seen is None or 0 < self._wild < SLOW or not 0.0 < record.round_s < math.inf:
+                if seen is None or 0 < self._wild < SLOW or not 0.0 < record.own_s < math.inf:
                     self._count(record.emitted)
                     return
                 # Plain decoding would have stalled as well, so a stall does not count as drafting's loss.
@@ -398,16 +432,18 @@ class AnswerDepth:
             self.ledger.plain_s += plain_s
             # A round that only asked drafters counts without the asking: 0.1 ms, which matters for a tiny model.
             asked_only = record.source is None and not record.overlapped and not self._loading
-            spent_s = record.verify_s if asked_only else record.round_s
-            self.ledger.spent_s += charged(spent_s, usual_s * shown, others)
+            spent_s = record.verify_s if asked_only else record.own_s
+            self.ledger.spent_s += spent_s
             # Reading was paid for by the purchase; the forward that read the text also drafted the first token.
             drafter = control.price(control.model, times, self._context)
             first_s = 0.0 if drafter is None else drafter.seconds(max(1, self._asked))
             read_s = 0.0 if drafter is None or record.overlapped else max(0.0, record.sync_s - first_s)
-            working_s = record.round_s - read_s
+            working_s, draft_s = record.own_s - read_s, max(0.0, draft_s - read_s)
             if not self._loading:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
-                self._rate_s = _RATE_DECAY * self._rate_s + charged(working_s, usual_s * shown, others)
+                self._rate_s = _RATE_DECAY * self._rate_s + charged(
+                    working_s, usual_s * shown, others, draft_s, drafting
+                )
             self._count(record.emitted)
             self._see(record)
             if record.source == control.model or record.overlapped:
@@ -423,7 +459,7 @@ class AnswerDepth:
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
                 step_s = plain_s / record.emitted
-                self._judge(step_s, charged(working_s, step_s, others), record.emitted)
+                self._judge(step_s, charged(working_s, step_s, others, draft_s, drafting), record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
 

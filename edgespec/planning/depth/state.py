@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.policy import RoundRecord
@@ -22,7 +23,7 @@ from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.experience import GOOD_RATE, NO_HISTORY, SAMPLED, Experience, History, Lengths
-from edgespec.planning.depth.load import Load
+from edgespec.planning.depth.load import Load, Meetings, drafting_price
 from edgespec.planning.depth.price import LEAST_READ, drafting_slowness, pair_speedup
 
 Priors = Mapping[str, AcceptancePrior]
@@ -31,6 +32,14 @@ _RECENT_DRAFTS = 5
 
 # Until answers have confirmed the measured times, a drafter may be this many times as fast as they say.
 _DOUBTED = 2.0
+
+
+class Running(Protocol):
+    """An answer, as the others see it."""
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether its drafting model drafts, or has not been found to be useless for it."""
 
 
 class DepthState:
@@ -50,7 +59,8 @@ class DepthState:
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
         self.load = Load()  # of the latest round
-        self.running = weakref.WeakSet[object]()  # the answers that have begun and not ended
+        self.meetings = Meetings()
+        self.running = weakref.WeakSet[Running]()  # the answers that have begun and not ended
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``
         self._priors: dict[str, AcceptancePrior] = {}
@@ -77,14 +87,19 @@ class DepthState:
             self.hopeless = best <= DRAFT_MARGIN
 
     def speedup(
-        self, rate: float, forward_s: Sequence[float] = (), others: float = 0.0, context_length: int = 0
+        self,
+        rate: float,
+        forward_s: Sequence[float] = (),
+        others: float = 0.0,
+        drafting: float = 0.0,
+        context_length: int = 0,
     ) -> float:
         """Speed-up over plain if each token of the drafting model is accepted with probability ``rate``.
 
         ``forward_s``: T(1), T(2), ... at the pace of calibration after that context, if not as calibrated. Drafting
-        delays ``others`` more answers.
+        delays ``others`` more answers, of which ``drafting`` draft as well.
         """
-        return self._speedup(rate, self.pipelined, forward_s, others, context_length)
+        return self._speedup(rate, self.pipelined, forward_s, others, drafting, context_length)
 
     def serial_speedup(self, rate: float) -> float:
         """The same in the serial mode, whatever the plan's mode."""
@@ -96,6 +111,7 @@ class DepthState:
         both: Contention | None,
         forward_s: Sequence[float] = (),
         others: float = 0.0,
+        drafting: float = 0.0,
         context_length: int = 0,
         faster: float = 1.0,
     ) -> float:
@@ -106,7 +122,7 @@ class DepthState:
         if forward_s:
             curve = Curve(widths=tuple(range(1, len(forward_s) + 1)), forward_s=tuple(forward_s))
         slow = statistics.median(self._slow) if self._slow else 1.0
-        model = model.at(context_length).scaled(slow * (1.0 + others) / faster)
+        model = drafting_price(model.at(context_length).scaled(slow / faster), others, drafting)
         return pair_speedup(curve, model, rate, cap, both)
 
     @property

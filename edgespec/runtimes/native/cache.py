@@ -94,6 +94,7 @@ class NativeCache:
         self._draws = NativeDraws(self._api, level)
         self.head: HeadRows | None = None  # the scored rows, kept alive; None for all
         self.company = ALONE  # of the last decode
+        self.waited_s = 0.0  # before the last decode
         self.experts = 0  # that the last decode read
         if cache_bytes <= _MOST_CACHE_BYTES:
             self._pointer = self._api.es_open(batch.take(part), context_length, cancel.address)
@@ -208,7 +209,7 @@ class NativeCache:
     def _forward(self, request: Request, what: str) -> None:
         self._read = None
         _check(self._batch.forward(request), what)
-        self.company, self.experts = request.company, request.experts
+        self.company, self.experts, self.waited_s = request.company, request.experts, request.waited_s
 
     def keep(self, nodes: Sequence[int], position: int) -> None:
         """Copy these nodes of the tree into the cache, at ``position`` and the positions after it."""

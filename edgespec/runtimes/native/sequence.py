@@ -111,6 +111,10 @@ class NativeSequence(RuntimeSequence):
         return self._native.company
 
     @property
+    def waited_s(self) -> float:
+        return self._native.waited_s
+
+    @property
     def experts_read(self) -> int:
         return self._native.experts
 

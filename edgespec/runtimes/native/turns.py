@@ -7,13 +7,17 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 # After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
 # takes 30 to 150 ms.
 CROWDED_S = 0.25
 # A drafter's next step follows this soon: between two of its steps Python takes 0.1 to 0.5 ms.
 NEXT_S = 0.001
+# A drafter's first step follows a step of its target this soon: each answer compares and draws before, one after
+# another.
+FIRST_S = 0.004
 
 
 class Turns:
@@ -34,6 +38,7 @@ class Turns:
         self._changed = threading.Condition()
         self._running = False
         self._waiting: list[tuple[float, bool]] = []  # weight, and whether it has waited long enough
+        self._gathering: list[float] = []  # weights of models whose next step is collected
         self._left: dict[float, float] = {}  # when the last step of each weight ended
         self._crowded_until = -math.inf
 
@@ -45,6 +50,17 @@ class Turns:
     def is_crowded(self) -> bool:
         """Whether one model computes at a time."""
         return self._clock() < self._crowded_until
+
+    @contextmanager
+    def gathering(self, weight: float) -> Iterator[None]:
+        """A model's step is collected: heavier models wait for it."""
+        self._gathering.append(weight)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._gathering.remove(weight)
+                self._changed.notify_all()
 
     def enter(self, weight: float, patience_s: float) -> bool:
         """Wait for a turn, at most about ``patience_s`` for lighter models. False if models need not wait for each
@@ -80,7 +96,11 @@ class Turns:
             return 0.0
         if any(other[1] or other[0] < weight for other in self._waiting if other is not own):
             return math.inf
-        return max((at + NEXT_S - now for lighter, at in self._left.items() if lighter < weight), default=0.0)
+        if any(other < weight for other in self._gathering):
+            return math.inf
+        lighter = [at for other, at in self._left.items() if other < weight]
+        begun = self._left.get(weight, -math.inf) if any(now - at < CROWDED_S for at in lighter) else -math.inf
+        return max(begun + FIRST_S - now, *(at + NEXT_S - now for at in lighter), 0.0)
 
     def leave(self, weight: float) -> None:
         with self._changed:
