@@ -144,6 +144,9 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "tensor blk.5.layer_output_scale.weight has shape (2,), not (1,)": lambda h: with_tensor(
         h, "blk.5.layer_output_scale.weight", (2,)
     ),
+    "it states 4 experts, and none of its 6 layers has a router": lambda h: with_keys(
+        h, expert_count=4, expert_used_count=2, expert_feed_forward_length=64
+    ),
     "tensor rope_freqs.weight is missing": lambda h: replace(
         h, tensors=tuple(each for each in h.tensors if each.name != "rope_freqs.weight")
     ),
