@@ -67,6 +67,8 @@ def ropes(facts: Facts) -> tuple[Rope, ...]:
     length = facts.integer("rope.dimension_count_swa", facts.integer("rope.dimension_count", head))
     if not 0 < length <= head or length % 2:
         raise facts.wrong(f"{length} of {head} elements of a head cannot be rotated")
+    if length > facts.integer("rope.dimension_count", _head(facts, "")):
+        raise UnsupportedError("its layers with a window rotate more elements of a head than the others")
     base = facts.number("rope.freq_base", DEFAULT_ROPE_BASE)
     return (
         Rope(base=base, factors=ROPE_FACTORS),

@@ -163,6 +163,7 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(sharing: Path
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "its attention keys and values differ in length": {"attention__value_length_swa": 16},
     "its heads are longer in layers with a window": {"attention__key_length": 16, "attention__value_length": 16},
+    "its layers with a window rotate more elements of a head than the others": {"rope__dimension_count": 16},
     "it has attn_logit_softcapping": {"attn_logit_softcapping": 50.0},
     "its rope scaling is 'yarn'": {"rope__scaling__type": "yarn"},
 }
