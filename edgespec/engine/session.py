@@ -346,7 +346,8 @@ class Session:
         own |= {"variables": variables, "hole": hole, "budget": budget, "heals": heals}
         own["banned"] = sampling.banned.union(ends.not_before)
         try:
-            turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, **own)
+            most = budget.answer_tokens if max_tokens == 0 else max_tokens
+            turn = self._conversation.turn(prompt, most, self._target.context_length, **own)
         except CancelledError:
             budget.cancel()  # also where its time is over: the answer ends without a token
             turn = Turn(message=None, text="", tokens=[])
