@@ -33,11 +33,12 @@ class Ending(RandomForm):
         return super().allowed(tokens) if len(tokens) < END else []
 
 
-def broken(prefix: tuple[int, ...]) -> np.ndarray:
+def broken(prefix: tuple[int, ...]) -> list[float]:
     """Scores with a NaN behind END tokens."""
     scores = FREE.scores(prefix).copy()
     scores[-1] = np.nan if len(prefix) - len(PROMPT) >= END else scores[-1]
-    return scores
+    found: list[float] = scores.tolist()
+    return found
 
 
 ERRORS: dict[str, type[EdgespecError]] = {"form": NoneAllowedError, "NaN": NonFiniteLogitsError}
@@ -103,7 +104,7 @@ def test_an_error_deep_in_a_draft_comes_behind_the_tokens_of_plain_decoding(erro
 def test_under_the_rejection_rule_such_an_answer_has_all_its_tokens_too(error: str) -> None:
     for depth in range(1, 8):
         for loop in (serial, in_parallel):
-            drafter = scripted.Stochastic(FREE, REJECTION)
+            drafter: scripted.Scripted = scripted.Stochastic(FREE, REJECTION)
             if error == "form":
                 drafter = scripted.oracle([*PROMPT, *answer_of(error, REJECTION, serial).tokens, 1, 2])
             own = answer_of(error, REJECTION, loop, drafter=drafter, depth=depth)
