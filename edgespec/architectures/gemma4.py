@@ -67,6 +67,8 @@ def ropes(facts: Facts) -> tuple[Rope, ...]:
     length = facts.integer("rope.dimension_count_swa", facts.integer("rope.dimension_count", head))
     if not 0 < length <= head or length % 2:
         raise facts.wrong(f"{length} of {head} elements of a head cannot be rotated")
+    if length > facts.integer("rope.dimension_count", _head(facts, "")):
+        raise UnsupportedError("its layers with a window rotate more elements of a head than the others")
     base = facts.number("rope.freq_base", DEFAULT_ROPE_BASE)
     return (
         Rope(base=base, factors=ROPE_FACTORS),
@@ -131,6 +133,8 @@ def varied(facts: Facts, caches_of: Caches = _caches) -> Variations:
             own = replace(own, inner=experts.inner, experts=experts.count, dense=inner[layer])
         sizes.append(own)
         forms.append(_forms(facts, own, f"blk.{layer}.", has_keys=caches[layer] == layer))
+    if experts is not None and not any(own.experts for own in sizes):
+        raise facts.wrong(f"it states {experts.count} experts, and none of its {layers} layers has a router")
     rows = facts.tensors.get(EMBEDDING, (0, 0))[-1]  # as many, and those are checked
     more: dict[str, tuple[int, ...]] = {}
     if inputs:

@@ -48,6 +48,13 @@ def _varied(facts: Facts) -> Variations:
     return replace(found, largest=replace(found.largest, read=read), tensors=pair | unused)
 
 
+def _windows(facts: Facts, sizes: Sizes) -> tuple[int, ...]:
+    found = gemma4.windows(facts, sizes)
+    if 1 in found:
+        raise UnsupportedError("its window of 1 position holds the drafted token alone, which has no key")
+    return found
+
+
 def _scales(facts: Facts, sizes: Sizes) -> Scales:
     if facts.value("attn_logit_softcapping"):
         raise UnsupportedError("it has attn_logit_softcapping")
@@ -60,7 +67,7 @@ ARCHITECTURE = Architecture(
     saved=SavedForm(),
     rope_tensors=frozenset({ROPE_FACTORS}),
     gelu=True,
-    windows=gemma4.windows,
+    windows=_windows,
     ropes=gemma4.ropes,
     scales=_scales,
     varied=_varied,

@@ -481,8 +481,9 @@ def read_shape(architecture: Architecture, facts: Facts, rows: int) -> Shape:
     _refuse_variants(architecture, facts)
     varied = None if architecture.varied is None else architecture.varied(facts)
     sizes = read_sizes(facts) if varied is None else varied.largest
-    if architecture.deltas is not None:
-        sizes = replace(sizes, deltas=architecture.deltas(facts, sizes.layers))
+    deltas = None if architecture.deltas is None else architecture.deltas(facts, sizes.layers)
+    if deltas is not None and any(deltas.layers):  # else no tensor bears out what the file states of them
+        sizes = replace(sizes, deltas=deltas)
     experts = None if architecture.experts is None else architecture.experts(facts)
     if experts is not None:
         sizes = replace(sizes, inner=experts.inner, experts=experts.count, shared=experts.shared)

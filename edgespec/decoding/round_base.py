@@ -20,7 +20,7 @@ from edgespec.decoding.constraint import Healing
 from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
-from edgespec.errors import EdgespecError, PromptTooLongError
+from edgespec.errors import ConstraintError, EdgespecError, NonFiniteLogitsError, PromptTooLongError
 from edgespec.files.export_folder import ascending
 from edgespec.interfaces.counted_text import MOST_NODES, CountedText
 from edgespec.interfaces.drafting import Proposal
@@ -37,6 +37,10 @@ from edgespec.interfaces.policy import AnswerPolicy, RoundRecord
 from edgespec.interfaces.rows import Distribution, Rows
 
 FinishReason = Literal["stop", "length"]
+
+# Errors of a row from which no token can be chosen. Behind accepted tokens they leave a verdict open: plain decoding
+# emits those tokens, which may end the answer, before it comes to that row. The next round begins there.
+UNCHOOSABLE = (ConstraintError, NonFiniteLogitsError)
 
 # Hears how many tokens of the prompt are read, of how many that are not cached, before each chunk of it.
 OnReading = Callable[[int, int], None]
@@ -203,20 +207,29 @@ class Rounds(ABC):
         self, draft: Sequence[int], probs: Sequence[Distribution | None], rows: Rows, *, bonus: bool = True
     ) -> Verdict:
         """Compare ``draft`` with the rows after the history; ``bonus``: there is a row after the whole draft."""
-        chooser, base = self._chooser, len(self._history)
-        if not chooser.uses_rejection:
-            return verify_matching(
-                draft, lambda i: chooser.target_token(rows, i, self._assuming(draft[:i])), bonus=bonus
+        chooser, base, accepted = self._chooser, len(self._history), 0
+
+        def behind(index: int) -> CountedText:
+            nonlocal accepted
+            accepted = index
+            return self._assuming(draft[:index])
+
+        try:
+            if not chooser.uses_rejection:
+                return verify_matching(draft, lambda i: chooser.target_token(rows, i, behind(i)), bonus=bonus)
+            vocabulary_size = self._limits.vocabulary_size
+            return verify_rejection(
+                draft,
+                [None if own is None else own.normalised().dense(vocabulary_size) for own in probs],
+                lambda i: chooser.distribution(rows, i, behind(i)).dense(vocabulary_size),
+                [chooser.accept_uniform(base + i) for i in range(len(draft))],
+                lambda own, i: chooser.draw_dense(own, base + i),
+                bonus=bonus,
             )
-        vocabulary_size = self._limits.vocabulary_size
-        return verify_rejection(
-            draft,
-            [None if own is None else own.normalised().dense(vocabulary_size) for own in probs],
-            lambda i: chooser.distribution(rows, i, self._assuming(draft[:i])).dense(vocabulary_size),
-            [chooser.accept_uniform(base + i) for i in range(len(draft))],
-            lambda own, i: chooser.draw_dense(own, base + i),
-            bonus=bonus,
-        )
+        except UNCHOOSABLE:
+            if not accepted:
+                raise
+            return Verdict(accepted, None, "open")
 
     def _logprobs(
         self, rows: Rows, indices: Sequence[int], tokens: Sequence[int], mask: UintArray | None = None

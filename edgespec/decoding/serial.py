@@ -7,9 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.decoding.logprobs import TokenLogprob
-from edgespec.decoding.round_base import LoopLimits, Rounds, Step, first_chain, height, valid_length
+from edgespec.decoding.round_base import (
+    UNCHOOSABLE,
+    LoopLimits,
+    Rounds,
+    Step,
+    first_chain,
+    height,
+    valid_length,
+)
 from edgespec.decoding.sampling import Chooser
-from edgespec.decoding.verify import verify_tree
+from edgespec.decoding.verify import TreeVerdict, verify_tree
 from edgespec.interfaces.counted_text import Context
 from edgespec.interfaces.drafting import NOTHING, DraftState, Outcome, Proposal
 from edgespec.interfaces.model import Sequence, TreeSequence
@@ -142,11 +150,17 @@ class DecodeLoop(Rounds):
 
         def target_token(at: int) -> int:
             if at >= 0:
-                path.append(draft[at])
-            return self._chooser.target_token(rows, at + 1, self._assuming(path))
+                path.append(at)
+            return self._chooser.target_token(rows, at + 1, self._assuming([draft[index] for index in path]))
 
-        verdict = verify_tree(draft, parents, target_token)
-        committed = self._until_stop([*(draft[index] for index in verdict.path), verdict.next_token])
+        try:
+            verdict = verify_tree(draft, parents, target_token)
+        except UNCHOOSABLE:
+            if not path:
+                raise
+            verdict = TreeVerdict(tuple(path), None, "open")
+        following = () if verdict.next_token is None else (verdict.next_token,)
+        committed = self._until_stop([*(draft[index] for index in verdict.path), *following])
         kept = [0, *(index + 1 for index in verdict.path[: len(committed) - 1])]
         logprobs = self._logprobs(rows, kept, committed)
         target.keep(kept)

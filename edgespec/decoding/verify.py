@@ -19,8 +19,8 @@ class Verdict:
     """``accepted`` leading draft tokens are accepted, and ``next_token`` follows them.
 
     ``kind`` is ``correction`` after a rejection and ``bonus`` if every draft token was accepted. It is ``open``,
-    without a ``next_token``, if all were accepted and the target has not scored the next position. ``evaluated``
-    draft tokens were compared: the accepted ones and the rejected one.
+    without a ``next_token``, if the target has not scored the next position, or no token can be chosen there.
+    ``evaluated`` draft tokens were compared: the accepted ones and the rejected one.
     """
 
     accepted: int
@@ -112,12 +112,13 @@ def verify_rejection(
 class TreeVerdict:
     """The draft tokens with the indices of ``path`` are accepted, each below the previous; ``next_token`` follows.
 
-    ``kind`` is ``bonus`` if the path ends at a leaf of the tree, else ``correction``.
+    ``kind`` is ``bonus`` if the path ends at a leaf of the tree, else ``correction``. It is ``open``, without a
+    ``next_token``, if no token can be chosen there.
     """
 
     path: tuple[int, ...]
-    next_token: int
-    kind: Literal["correction", "bonus"]
+    next_token: int | None
+    kind: Literal["correction", "bonus", "open"]
 
 
 def verify_tree(

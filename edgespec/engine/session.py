@@ -134,13 +134,15 @@ class Session:
         With ``keep_cache`` a later prompt reuses the cache for tokens that it shares with the old conversation.
         """
         self._settle_forgotten()
-        self._conversation.clear()
         if not keep_cache:
-            self._conversation.history = []
-            self._reopen_if_broken()
-            self._target.rewind(0)
-            drafts, self._drafts = self._drafts, self._start_drafts()
+            with self._lock:
+                self._reopen_if_broken()
+                self._conversation.history = []
+                emptied = self._target.submit(partial(self._target.rewind, 0))  # before a later answer
+                drafts, self._drafts = self._drafts, self._start_drafts()
+            emptied.result()
             drafts.close()
+        self._conversation.clear()
 
     def undo(self) -> str | None:
         """Remove the last turn. Returns its prompt, for another ``generate``; None without a turn."""
@@ -344,7 +346,8 @@ class Session:
         own |= {"variables": variables, "hole": hole, "budget": budget, "heals": heals}
         own["banned"] = sampling.banned.union(ends.not_before)
         try:
-            turn = self._conversation.turn(prompt, max_tokens, self._target.context_length, **own)
+            most = budget.answer_tokens if max_tokens == 0 else max_tokens
+            turn = self._conversation.turn(prompt, most, self._target.context_length, **own)
         except CancelledError:
             budget.cancel()  # also where its time is over: the answer ends without a token
             turn = Turn(message=None, text="", tokens=[])
@@ -512,14 +515,17 @@ class Session:
         return notices
 
     def _reopen_if_broken(self) -> None:
-        """Open an empty cache if the old one cannot be rewound; the conversation continues."""
-        try:
-            self._target.rewind(self._target.length)
-        except RewindError:
-            self._target.close()
-            self._target = self._open_target()
-            drafts, self._drafts = self._drafts, self._start_drafts()  # they may read what the target computes
-            drafts.close()
+        """Open an empty cache if the old one cannot be rewound. Raises InvalidRequestError during an answer."""
+        with contextlib.ExitStack() as without_lock, self._lock:
+            if self._active is not None:
+                raise busy()
+            try:
+                self._target.rewind(self._target.length)
+            except RewindError:
+                without_lock.callback(self._drafts.close)
+                without_lock.callback(self._target.close)
+                self._target = self._open_target()
+                self._drafts = self._start_drafts()  # they may read what the target computes
 
     @property
     def _target_model(self) -> Model:

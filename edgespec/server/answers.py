@@ -223,6 +223,7 @@ class _Held:
     ) -> None:
         self.turn = turn
         self._budget = budget
+        self._budget.answer_tokens = request.max_tokens
         self._request = request
         self._owner = owner
         self._loaded = loaded

@@ -27,6 +27,8 @@ class RequestBudget:
         self._characters = _READINGS * self.body_bytes
         self._until = time.monotonic() + seconds
         self.cancelled = False
+        # For a prompt that is only read (max_tokens 0): the tokens of its later answers, for which it leaves room.
+        self.answer_tokens: int | None = 0
 
     def cancel(self) -> None:
         """End the work on the request where it asks next."""

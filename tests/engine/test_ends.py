@@ -12,10 +12,12 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
+from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import ConstraintError, InvalidRequestError
 from edgespec.export.onnx.export import export_onnx
 from edgespec.export.provenance import Provenance
+from edgespec.planning.depth.base import FixedDepth
 from tests.support.kernel_calls import require_native
 from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.scripted_gguf import write_scripted_gguf
@@ -192,6 +194,40 @@ def test_an_ignored_end_that_the_caller_names_still_ends_the_answer(scripted: En
     assert (len(done.token_ids), done.finish_reason) == (12, "length")
     said.clear()
     assert answer(said.generate("Hi", max_tokens=12)).finish_reason == "stop", "by default the model ends its answers"
+
+
+@pytest.mark.parametrize("way", ["serial", "chains", "pipelined"])
+def test_what_ends_an_answer_in_a_complete_form_is_found_with_guesses_as_without(
+    tiny: TinyModels, tmp_path: Path, way: str
+) -> None:
+    """Behind the form's text the model's own end is the only token, and it is banned."""
+    path = write_scripted_gguf(tmp_path / "scripted.gguf", [*SCRIPT[:4], "<|im_end|>"])
+    regex, free = "One two three", {"ignore_eos": True}
+    with tiny.load(path, draft=str(path), depth=3, mode="pipelined" if way == "pipelined" else "serial") as engine:
+        (end,), three = engine.tokenizer.encode("<|im_end|>", special=True), token(engine, " three")
+        ways: list[dict[str, Any]] = [
+            {**free, "stop": ["three"]},
+            {**free, "stop_token_ids": [three]},
+            {"logit_bias": {end: -100}, "stop": ["three"]},
+            {**free, "stop": ["three"], "temperature": 1.0, "seed": 3},
+            {**free, "stop": ["three"], "temperature": 1.0, "seed": 3, "rule": "rejection"},
+        ]
+        drafters = engine.pair.drafters
+        chains = Speculation(drafters=drafters, policy=FixedDepth(3), depth_cap=3, trees=False)
+        for settings in ways:
+            found = list[Done]()
+            for depth in (0, 1, 3, None):
+                with engine.session(_speculation=chains if way == "chains" else None) as session:
+                    found.append(answer(session.generate("Hi", regex=regex, depth=depth, **settings)))
+            assert {done.text.rstrip() for done in found} == {"One two"}
+            assert len({(done.text, done.token_ids, done.finish_reason) for done in found}) == 1
+            assert found[2].stats.accepted > 0
+        for depth in (0, 3):
+            with engine.session() as session:
+                generation = session.generate("Hi", regex=regex, min_tokens=10, depth=depth)
+                with pytest.raises(ConstraintError, match="allows none of the scored"):
+                    answer(generation)
+                assert session.messages[-1]["content"] == regex
 
 
 def test_a_token_that_the_file_suppresses_is_never_drawn_unless_it_is_named(

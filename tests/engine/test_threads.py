@@ -16,6 +16,7 @@ from edgespec.engine.events import Done, Event, Text
 from edgespec.engine.session import Session
 from edgespec.errors import (
     ClosedError,
+    InvalidRequestError,
     TemplateError,
 )
 from tests.engine.answers import SAMPLED, WAIT_S, plain_text
@@ -60,6 +61,26 @@ def test_sessions_interleaved_event_by_event_keep_their_texts(engine: Engine) ->
         # The shorter stream ends the zip, which drops an event of the longer one; Done still has all tokens.
         assert [each.token_ids for each in done] == [tokens] or not done
     assert any(isinstance(event, Done) for event in events[0] + events[1])
+
+
+@pytest.mark.parametrize("use", ["generate", "clear"])
+def test_a_call_during_another_threads_answer_is_refused_and_leaves_its_cache_alone(
+    session: Session, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    expected = answer(session.generate("hello world", max_tokens=40)).token_ids
+    session.clear()
+    other, settle = session.generate("hello world", max_tokens=40), session._settle_forgotten
+
+    def settle_and_begin() -> None:
+        settle()
+        next(other)
+
+    monkeypatch.setattr(session, "_settle_forgotten", settle_and_begin)
+    with pytest.raises(InvalidRequestError, match="already generating"):
+        session.generate("two words") if use == "generate" else session.clear(keep_cache=False)
+    monkeypatch.undo()
+    assert answer(other).token_ids == expected
+    assert len(session.messages) == 2
 
 
 def test_async_for_gives_the_answer_without_blocking_the_event_loop(engine: Engine) -> None:

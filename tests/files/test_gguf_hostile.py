@@ -158,6 +158,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "embedding-negative": (_key("llama.embedding_length", I32, -64), "is allowed"),
     "heads-per-layer-empty": (_key("llama.attention.head_count", ARR, array(U32, [])), "0 layers"),
     "heads-per-layer-many": (_key("llama.attention.head_count", ARR, array(U32, [1] * 513)), "513 layers"),
+    "expert-length-huge": (_key("llama.expert_feed_forward_length", U64, 2**62), "is allowed"),
+    "delta-heads-huge": (_key("llama.ssm.time_step_rank", U64, 2**59), "is allowed"),
+    "delta-elements-huge": (_key("llama.ssm.inner_size", U64, 2**63), "is allowed"),
     "heads-per-layer-huge": (_key("llama.attention.head_count_kv", ARR, array(U32, [1, 2**31])), "is allowed"),
     "heads-uneven": (
         build([ARCH, ("llama.attention.head_count", U32, 4), ("llama.attention.head_count_kv", U32, 3)]),

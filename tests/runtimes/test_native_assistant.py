@@ -241,6 +241,9 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
 UNSUPPORTED: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "its layers have inputs": lambda h: with_keys(h, embedding_length_per_layer_input=32),
     "it is a mixture of experts": lambda h: with_keys(h, expert_count=4),
+    "its window of 1 position holds the drafted token alone, which has no key": lambda h: with_keys(
+        h, attention__sliding_window=1
+    ),
     "it has attn_logit_softcapping": lambda h: with_keys(h, attn_logit_softcapping=50.0),
     "it has a tensor blk.0.attn_sinks.weight": lambda h: with_tensor(h, "blk.0.attn_sinks.weight", (4,)),
 }

@@ -20,7 +20,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native import rewinds
 from edgespec.runtimes.native.cache import NativeCache
-from edgespec.runtimes.native.layout import unsupported_reason
+from edgespec.runtimes.native.layout import read_layout, unsupported_reason
 from edgespec.runtimes.native.library import BAD_REQUEST, OK, load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.rewinds import Checkpoints, held_bytes
@@ -353,6 +353,18 @@ def test_a_file_that_the_kernels_could_not_compute_is_refused_in_one_sentence(
         found = error.message
         assert words in WRONG
     assert words in str(found)
+
+
+def test_of_a_model_whose_layers_all_have_attention_nothing_about_states_is_used(tmp_path: Path) -> None:
+    """Also what no tensor bears out; and its cache holds more rows than a state's log."""
+    path = write_tiny_gguf(tmp_path / "attention.gguf", architecture="qwen35", quant="Q8_0", interval=1)
+    huge = {"ssm__time_step_rank": 2**59, "ssm__group_count": 1, "ssm__state_size": 16, "ssm__inner_size": 2**63}
+    assert read_layout(with_keys(read_header(path), **huge)).deltas is None
+    tokens = some_tokens(path, 120)
+    with load_native(path, NativeSettings()) as model, model.open(128) as sequence:
+        rows = logits(sequence.forward(tokens, 4))
+        sequence.rewind(0)
+        assert equal([logits(sequence.forward([token], 1))[0] for token in tokens][-4:], rows)
 
 
 def test_the_expert_that_every_row_uses_has_a_length_that_the_kernels_take(paths: dict[str, Path]) -> None:

@@ -144,6 +144,9 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "tensor blk.5.layer_output_scale.weight has shape (2,), not (1,)": lambda h: with_tensor(
         h, "blk.5.layer_output_scale.weight", (2,)
     ),
+    "it states 4 experts, and none of its 6 layers has a router": lambda h: with_keys(
+        h, expert_count=4, expert_used_count=2, expert_feed_forward_length=64
+    ),
     "tensor rope_freqs.weight is missing": lambda h: replace(
         h, tensors=tuple(each for each in h.tensors if each.name != "rope_freqs.weight")
     ),
@@ -160,6 +163,7 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(sharing: Path
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "its attention keys and values differ in length": {"attention__value_length_swa": 16},
     "its heads are longer in layers with a window": {"attention__key_length": 16, "attention__value_length": 16},
+    "its layers with a window rotate more elements of a head than the others": {"rope__dimension_count": 16},
     "it has attn_logit_softcapping": {"attn_logit_softcapping": 50.0},
     "its rope scaling is 'yarn'": {"rope__scaling__type": "yarn"},
 }

@@ -13,6 +13,8 @@ import httpx
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.text.conversation import conversation
+from edgespec.text.conversation.hole import hole_tokens
 from tests.server.test_http import events, failed
 from tests.support.http_server import WAIT_S, Running, running
 from tests.support.tiny_models import TinyModels, answer
@@ -115,6 +117,22 @@ def test_a_completion_with_a_suffix_fills_the_hole(server: Running, engine: Engi
     assert plain["choices"][0]["text"] != expected
     echoed = server.post("/v1/completions", **body, echo=True).json()
     assert echoed["choices"][0]["text"] == BEFORE + expected
+
+
+def test_several_answers_between_two_texts_have_the_prompt_that_is_read_before_them(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms = list[int]()
+
+    def watched(tokenizer: Any, hole: Any, room: int, budget: Any) -> list[int]:
+        rooms.append(room)
+        return hole_tokens(tokenizer, hole, room, budget)
+
+    monkeypatch.setattr(conversation, "hole_tokens", watched)
+    body = {"prompt": BEFORE, "suffix": AFTER, "max_tokens": 16, "n": 2}
+    assert len(server.post("/v1/completions", **body).json()["choices"]) == 2
+    assert len(rooms) == 3
+    assert len(set(rooms)) == 1
 
 
 def test_openais_client_fills_holes_and_asks_for_several_prompts(server: Running, engine: Engine) -> None:

@@ -24,6 +24,7 @@ from edgespec.text.grammar.form import MOST_BYTES, Form, form_of
 from edgespec.text.grammar.size import MOST_ALTERNATIVES, MOST_LEVELS, MOST_NAMES, MOST_RULES
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.scripted_gguf import write_scripted_gguf
+from tests.support.vocabularies import CONTROL, NORMAL, write_vocabulary
 
 PERSON = {
     "type": "object",
@@ -456,6 +457,15 @@ def test_without_llguidance_the_error_says_how_to_install_it(
     with pytest.raises(RuntimeUnavailableError) as caught:
         Forms(tokenizer, tokenizer.vocabulary_size).prepare()
     assert re.search(r"\[grammar\]", caught.value.hint or "")
+
+
+@pytest.mark.parametrize("texts", [["a", "b", "ab"], ["b", "c", "bc", "<|im_end|>"]], ids=["end", "letter"])
+def test_a_vocabulary_that_can_keep_no_form_is_refused_in_one_sentence(tmp_path: Path, texts: list[str]) -> None:
+    tokens = [(text, CONTROL if "|" in text else NORMAL) for text in texts]
+    path = write_vocabulary(tmp_path / "few.gguf", tokens, merges=[" ".join(texts[:2])])
+    tokenizer = GgufTokenizer(read_header(path))
+    with pytest.raises(InvalidRequestError, match="this model cannot keep a form: its vocabulary has no token"):
+        Forms(tokenizer, tokenizer.vocabulary_size).compiled(made(regex="b"))
 
 
 def test_one_owners_forms_do_not_end_those_of_another(tokenizer: GgufTokenizer) -> None:

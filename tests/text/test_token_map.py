@@ -110,6 +110,17 @@ def test_of_tokens_with_equal_bytes_one_counts(tmp_path: Path) -> None:
     assert tokens.spelled(own["<0x61>"]) == [letter]
 
 
+def test_of_control_tokens_with_equal_texts_the_first_counts(tmp_path: Path) -> None:
+    """Only Gemma 4's vocabulary may have some."""
+    letters = [(text, NORMAL) for text in ("a", "b", "ab", "\u2581")]
+    twice = [("<pad>", CONTROL), ("<eos>", CONTROL), ("<bos>", CONTROL), *BYTES, *letters, ("<eos>", CONTROL)]
+    target = write_vocabulary(tmp_path / "a.gguf", twice, model="gemma4", pre="default", ids={"eos": 1, "bos": 2})
+    drafter = byte_pairs(tmp_path / "b.gguf", ("<eos>", CONTROL))
+    tokens, row = made(target, drafter), tokenizer(drafter).vocabulary.ids["<eos>"]
+    assert [token for token, own in pairs(tokens).items() if own == row] == [1]
+    assert tokens.firsts[row] == 1
+
+
 def test_a_number_in_longer_groups_is_read_but_never_guessed(tmp_path: Path) -> None:
     groups = [(str(number), NORMAL) for number in range(10, 1000)]
     merges = [f"{text[:-1]} {text[-1]}" for text, _ in groups]

@@ -96,7 +96,7 @@ class PipelinedLoop(Rounds):
             committed = self._until_stop([*tokens[: verdict.accepted], *verdict.following])
             logprobs = self._logprobs(rows, range(len(committed)), committed)
             target.rewind(base + len(committed) - 1)
-            rest = self._going_on(verdict, window, committed[-1])
+            rest = self._going_on(verdict, committed[-1])
         except BaseException:
             self._abandon()
             self._roll_back()
@@ -199,12 +199,12 @@ class PipelinedLoop(Rounds):
             self._pending += put_forward(proposal, after=len(said))
         return drafted.seconds, proposal, drafted.invalid
 
-    def _going_on(self, verdict: Verdict, window: int, last: int) -> list[PutForward]:
+    def _going_on(self, verdict: Verdict, last: int) -> list[PutForward]:
         """The tokens to propose next, after the committed token ``last``."""
         pending = self._pending
         if verdict.kind == "correction" and last not in self._limits.stop_ids and self._budget.reuses():
             return self._continuing(last, pending[verdict.accepted + 1 :])
-        return pending[window + 1 :] if verdict.kind == "open" else []
+        return pending[verdict.accepted :] if verdict.kind == "open" else []
 
     def _settle(self, base: int, compared: list[PutForward], accepted: int, rest: list[PutForward]) -> None:
         """Keep ``rest``, and note the outcome of each proposal that no later round will compare.

@@ -41,6 +41,7 @@ def _without_operators(shape: Shape) -> str | None:
     """What of this model the graph lacks, in a few words; None if it has all."""
     lacking = {
         "gated delta layers": shape.sizes.deltas is not None,
+        "gates of heads": shape.architecture.gates_heads,
         "layers that differ in shape": shape.architecture.varied is not None,
         "mixtures of experts": shape.experts is not None,
         "layers without a rotation": not all(layer.turns for layer in shape.layers),

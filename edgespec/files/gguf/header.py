@@ -73,9 +73,17 @@ _LIMITS: Mapping[str, tuple[int, int]] = {
     "rope.dimension_count_swa": (0, 2**16),
     "expert_count": (0, 2**14),
     "expert_used_count": (0, 2**14),
+    "expert_feed_forward_length": (0, 2**24),
+    "ssm.conv_kernel": (0, 2**10),
+    "ssm.group_count": (0, 2**14),
+    "ssm.inner_size": (0, 2**24),
+    "ssm.state_size": (0, 2**16),
+    "ssm.time_step_rank": (0, 2**14),
     "vocab_size": (1, 2**31 - 1),
 }
-_PER_LAYER = frozenset({"feed_forward_length", "attention.head_count", "attention.head_count_kv"})
+_PER_LAYER = frozenset(
+    {"feed_forward_length", "expert_feed_forward_length", "attention.head_count", "attention.head_count_kv"}
+)
 _INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding"))

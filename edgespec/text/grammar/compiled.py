@@ -124,7 +124,8 @@ class Forms:
     def prepare(self) -> None:
         """Read the vocabulary, which takes about a second; later calls do nothing.
 
-        Raises RuntimeUnavailableError if llguidance is not installed.
+        Raises RuntimeUnavailableError if llguidance is not installed, InvalidRequestError for a vocabulary that can
+        keep no form.
         """
         with self._preparing:
             if self._vocabulary is None:
@@ -192,6 +193,10 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
         raise RuntimeUnavailableError(
             "answers of a given form need llguidance, which is not installed", hint=install_command("grammar")
         ) from error
+    if not tokenizer.stop_ids or not tokenizer.encode("a"):
+        raise InvalidRequestError(
+            "this model cannot keep a form: its vocabulary has no token that ends an answer, or none for a text"
+        )
     controls = {
         token: own.text
         for token in range(tokenizer.vocabulary_size)

@@ -178,7 +178,7 @@ def _controls(own: _Side, other: _Side) -> dict[int, int]:
     """Control tokens of the target, and the drafter's with the same text, or else the same role."""
     ids = other.vocabulary.ids
     found: dict[int, int] = {}
-    for token, text in enumerate(own.vocabulary.texts):
+    for text, token in own.vocabulary.ids.items():  # of equal texts the first counts
         same = ids.get(text)
         if not own.texts[token] and same is not None and not other.texts[same]:
             found[token] = same
