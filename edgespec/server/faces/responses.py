@@ -202,7 +202,7 @@ class _Reply:
         self.items = _Items(head.id, request.namespaces)
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
-        """The whole object, as far as it is known. Nothing is stored, whatever was asked for."""
+        """The whole object, as far as it is known. No response is stored, whatever was asked for."""
         return {
             "id": self._head.id,
             "object": "response",
@@ -222,7 +222,9 @@ class _Reply:
         }
 
     def ended(self, done: Done) -> dict[str, Any]:
-        """The object at the end of its answer."""
+        """The object at the end of its answer, whose items are kept."""
+        if self._request.store:
+            self._head.keep(self.items.done)
         details = {"reason": "max_output_tokens"} if done.finish_reason == "length" else None
         return self.response(
             "completed" if details is None else "incomplete",
@@ -331,4 +333,5 @@ RESPONSES = Face(
     asks="input",
     id_prefix="resp_",
     any_model=True,
+    names_items=True,
 )

@@ -404,7 +404,8 @@ _REFUSED = (
 )
 
 _IGNORED = (
-    *_ignored("user metadata store safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("user metadata safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("store", "who asks, and records of it", apis=BOTH),
     *_ignored("service_tier priority", "the order of requests: the first is answered first"),
     *_ignored(
         "prediction prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt cache_salt "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from edgespec.server.fields.field import LENGTH, MOST_WHOLE, NO, OBJECTS, ONE, TEXT, Field, ignored, refused
+from edgespec.server.fields.field import FLAG, LENGTH, MOST_WHOLE, NO, OBJECTS, ONE, TEXT, Field, ignored, refused
 from edgespec.server.fields.openai import CHOICE, RESPONSES
 from edgespec.server.forms import RESPONSE_FORMAT, text_format
 from edgespec.server.items import read_items, read_tools
@@ -66,6 +66,7 @@ FIELDS = (
         RESPONSES,
         lambda given: _LOGPROBS in given or None,
     ),
+    Field("store", FLAG, "whether later requests may name the answer's items by their ids; true if absent", RESPONSES),
     *_ignored("access_programs client_metadata", "who asks, and records of it"),
     *_ignored("reasoning.summary reasoning.generate_summary", "a summary of thinking: all of it is in the reply"),
     *_ignored("truncation context_management", "a full context: nothing of a prompt is dropped"),
