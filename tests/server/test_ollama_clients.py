@@ -17,6 +17,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.files.model_file import read_model_file
+from edgespec.server import streaming
 from edgespec.server.faces.ollama_about import API_VERSION
 from edgespec.server.ollama_routes import NOT_SERVED
 from edgespec.server.security import Access
@@ -292,6 +293,22 @@ def test_a_stream_is_lines_of_json(server: Running) -> None:
     own: list[dict[str, Any]] = list(map(json.loads, response.content.splitlines()))
     assert [each["done"] for each in own] == [False] * (len(own) - 1) + [True]
     assert own[-1]["edgespec"]["timings"]["draft_n"] > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_client_that_waits_gets_headers_and_then_lines_or_an_error(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, path: str, fails: bool
+) -> None:
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+
+    text, held = "word " * 5000 if fails else "hello", HeldLoad(lambda: tiny.load(draft="none"))
+    body = {"messages": [{"role": "user", "content": text}], "prompt": text, "options": PLAIN}
+    with running(held) as server, server.client() as client, client.stream("POST", path, json=body) as reply:
+        assert reply.status_code == 200, "the model is not loaded yet"
+        held.release.set()
+        *_, last = map(json.loads, reply.iter_lines())
+    assert "context_length_exceeded" in last["error"] if fails else last["done"]
 
 
 def test_the_openapi_document_has_every_route(server: Running) -> None:
