@@ -162,7 +162,8 @@ def test_a_forced_call_has_the_functions_arguments(agent: openai.OpenAI) -> None
 def test_errors_are_those_of_the_openai_client(server: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as stored:
         client.responses.create(model="tiny", input="hello", previous_response_id="resp_1")
-    assert (stored.value.param, stored.value.code) == ("previous_response_id", "unsupported_parameter")
+    assert (stored.value.param, stored.value.code) == ("previous_response_id", "previous_response_not_found")
+    assert "none is kept" in stored.value.message
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as long:
             client.responses.create(model="tiny", input="word " * 5000, stream=stream)
