@@ -247,7 +247,6 @@ def test_the_root_says_what_clients_look_for(server: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("POST", "/api/pull", "edgespec pull"),
         ("POST", "/api/push", "edgespec export"),
         ("POST", "/api/create", "edgespec export"),
         ("POST", "/api/copy", "edgespec serve"),
@@ -262,6 +261,14 @@ def test_what_would_change_the_store_is_refused_with_the_command_to_use(
 ) -> None:
     with server.client() as client:
         assert words in failed(client.request(method, path, json={"model": "tiny"}), 501)
+
+
+def test_a_served_model_is_pulled_already_and_no_other_is_fetched(server: Running, client: ollama.Client) -> None:
+    assert client.pull("tiny").status == "success"
+    assert [each.status for each in client.pull("tiny:latest", stream=True)] == ["success"]
+    assert server.post("/api/pull", name="tiny").headers["content-type"] == "application/x-ndjson"
+    assert "`edgespec pull MODEL`" in failed(server.post("/api/pull", model="gpt-17"), 501)
+    assert "model must be" in failed(server.post("/api/pull"), 400)
 
 
 def test_errors_of_every_kind_have_ollamas_shape(server: Running) -> None:
