@@ -188,7 +188,7 @@ def _message(part: Part) -> dict[str, Any]:
     if part.reasoning:
         message["reasoning_content"] = part.reasoning
     if part.calls:
-        message["content"] = part.content.strip() or None
+        message["content"] = part.content if part.content.strip() else None
         message["tool_calls"] = [_call(call) for call in part.calls]
     return message
 
