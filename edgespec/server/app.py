@@ -167,7 +167,10 @@ def _answering(face: Face, service: Service) -> Endpoint:
             return await without_answer(face, own, read.asked, read.owner)
         return Answering(face, own, read)
 
-    return service.endpoint(face.read, reply)
+    def read(body: Mapping[str, Any]) -> Request:
+        return face.read(service.items.expanded(body) if face.names_items else body)
+
+    return service.endpoint(read, reply)
 
 
 def _about(service: Service) -> list[Route]:

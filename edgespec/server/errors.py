@@ -92,6 +92,9 @@ class ApiError(Exception):
         found = [(b"content-type", b"application/json")]
         if self.retry_s is not None:
             found.append((b"retry-after", str(self.retry_s).encode()))
+        if self.status in (HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT):
+            # Clients repeat such a request unasked. It would replace the newer one, or take as long again.
+            found.append((b"x-should-retry", b"false"))
         if self.status == HTTPStatus.UNAUTHORIZED:
             found.append((b"www-authenticate", b"Bearer"))
         return found

@@ -15,15 +15,17 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.server.errors import ApiError
 from edgespec.server.faces import ollama_about
+from edgespec.server.faces.face import LINES
+from edgespec.server.faces.ollama import line
 from edgespec.server.keeper import ModelKeeper
 from edgespec.server.model_card import ModelCard, card_before_loading, card_of
 from edgespec.server.service import Endpoint, Read, Served, Service
 
 _STORE = "models are not changed over HTTP"
+_PULL = f"{_STORE}: use `edgespec pull MODEL`, then `edgespec serve MODEL`"
 _EMBEDDINGS = "embeddings are not supported: the served model answers in text"
 # Routes that are not served, with their methods, and what to do instead.
 NOT_SERVED: Mapping[str, tuple[str, str]] = {
-    "/api/pull": ("POST", f"{_STORE}: use `edgespec pull MODEL`, then `edgespec serve MODEL`"),
     "/api/push": ("POST", f"{_STORE}, and edgespec publishes none: `edgespec export MODEL` writes the files"),
     "/api/create": ("POST", f"{_STORE}: use `edgespec export MODEL` to write one in another form"),
     "/api/copy": ("POST", f"{_STORE}: use `edgespec serve MODEL` with the name of a file"),
@@ -86,11 +88,19 @@ def ollama_routes(service: Service) -> list[Route]:
         keeper = service.check_model(read.asked).keeper
         return JSONResponse(ollama_about.shown(read.asked, await cards.of(keeper)))
 
+    async def pull(read: Read[tuple[str, bool]]) -> Response:
+        name, stream = read.asked
+        if not any(each.is_named(name) for each in service.models):
+            raise ApiError(_PULL, status=501, code="not_implemented")
+        done = {"status": "success"}
+        return Response(line(done), media_type=LINES) if stream else JSONResponse(done)
+
     return [
         Route("/api/version", version),
         Route("/api/tags", tags),
         Route("/api/ps", ps),
         Route("/api/show", service.endpoint(ollama_about.read_show, show), methods=["POST"]),
+        Route("/api/pull", service.endpoint(ollama_about.read_pull, pull), methods=["POST"]),
         *(Route(path, _not_served(service, why), methods=[method]) for path, (method, why) in NOT_SERVED.items()),
     ]
 

@@ -45,8 +45,13 @@ def _hash(page: str, element: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-def wants_page(accept: str) -> bool:
-    """Whether a client that sends this ``Accept`` is a browser that opens the address."""
+def wants_page(accept: str, agent: str) -> bool:
+    """Whether a client with this ``Accept`` and ``User-Agent`` is a browser that opens the address.
+
+    Java's programs ask for ``text/html`` too unless they say otherwise.
+    """
+    if not agent.startswith("Mozilla/"):
+        return False
     kinds = (each.partition(";") for each in accept.lower().split(","))
     return any(kind.strip() == "text/html" and rest.replace(" ", "") != "q=0" for kind, _, rest in kinds)
 
@@ -58,12 +63,12 @@ def root_route() -> Route:
         "Content-Security-Policy": policy(page),
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
-        "Vary": "Accept",
+        "Vary": "Accept, User-Agent",
     }
 
     async def root(request: HttpRequest) -> Response:
-        if wants_page(request.headers.get("accept", "")):
+        if wants_page(request.headers.get("accept", ""), request.headers.get("user-agent", "")):
             return Response(page, media_type="text/html", headers=headers)
-        return PlainTextResponse(RUNNING, headers={"Vary": "Accept"})
+        return PlainTextResponse(RUNNING, headers={"Vary": headers["Vary"]})
 
     return Route("/", root)

@@ -35,6 +35,7 @@ POSTED: dict[str, tuple[Any, ...]] = {
     ),
     "/tokenize": ("tokenize", "The tokens of a text, or of a chat's prompt.", "tokens", *ASKED, 404),
     "/detokenize": ("detokenize", "The text of tokens.", "content", *ASKED, 404),
+    "/api/pull": ("ollama-name", "Say that a served model is there.", "ollama-status", *ASKED, 501),
     "/api/show": ("ollama-name", "What the model is and can do.", "ollama-model", *ASKED, 404),
 }
 
@@ -66,6 +67,7 @@ REPLIES = {
     "document": "openapi info paths",
     "ollama-version": "version",
     "ollama-models": "models",
+    "ollama-status": "status",
     "ollama-model": "details model_info capabilities",
 }
 KEYS = {

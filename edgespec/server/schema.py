@@ -33,7 +33,8 @@ class Request:
     ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
     function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
     reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out. ``keep_alive_s``: for
-    how long the model stays loaded after the answer; infinite: always; None: as before.
+    how long the model stays loaded after the answer; infinite: always; None: as before. ``store``: later requests may
+    name the answer's items.
     """
 
     model: str | None = None
@@ -72,6 +73,7 @@ class Request:
     warnings: tuple[str, ...] = ()
     repeated: Mapping[str, bytes] = field(default_factory=dict, compare=False)
     hide_thinking: bool = False
+    store: bool = True
 
     @property
     def is_chat(self) -> bool:

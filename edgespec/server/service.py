@@ -14,6 +14,7 @@ from edgespec.engine.events import Done, Reading
 from edgespec.server.bodies import BodyReader
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.keeper import LoadedEngine, ModelKeeper
+from edgespec.server.kept_items import KeptItems
 from edgespec.server.keystrokes import Keystrokes
 from edgespec.server.metrics import Metrics
 from edgespec.server.queue import RequestQueue
@@ -111,6 +112,7 @@ class Service:
     counts: RequestQueue = field(default_factory=lambda: RequestQueue(1))
     keystrokes: Keystrokes = field(default_factory=Keystrokes)
     bodies: BodyReader = field(default_factory=BodyReader)
+    items: KeptItems = field(default_factory=KeptItems)
     metrics: Metrics = field(default_factory=Metrics)
     log: Callable[[RequestLine], None] = lambda line: None
     reading: Callable[[str], Callable[[Reading], None]] = lambda request: lambda event: None

@@ -126,7 +126,7 @@ def _parts_of(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class EventStream:
-    """Sends answers as they come, as a face writes them. The response starts with the first event.
+    """Sends answers as they come, as a face writes them. The response starts with the first event, or with waiting.
 
     Until it starts, an error can still have its own status. ``head`` is asked for when an answer begins.
     """
@@ -171,17 +171,19 @@ class EventStream:
             self._wrote = False
             await asyncio.sleep(KEEP_ALIVE_S)
             if not self._wrote:
-                await self._write(self._events.waiting())
+                await self._write(self._events.waiting(), waits=True)
 
-    async def _write(self, data: bytes) -> None:
-        if not data:
+    async def _write(self, data: bytes, *, waits: bool = False) -> None:
+        """A client that waits gets the headers at least: some give up without them."""
+        if not data and not waits:
             return
         async with self._writing:
             if not self.started:
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
             self._wrote = True
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            if data:
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def _close(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

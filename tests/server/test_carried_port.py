@@ -50,7 +50,7 @@ def test_programs_and_the_page_work_at_a_carried_port(server: Running) -> None:
     with carried(server.port) as port, server.client() as near:
         address = f"http://127.0.0.1:{port}"
         with httpx.Client(base_url=address, timeout=WAIT_S, trust_env=False) as far:
-            assert far.get("/", headers={"accept": BROWSER}).text == PAGE
+            assert far.get("/", headers=BROWSER).text == PAGE
             assert far.get("/v1/models").json()["data"][0]["id"] == NAME
             # What the page sends: its origin is the address in the browser.
             found = [

@@ -226,9 +226,10 @@ def one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_that_fails_leaves_the_others_their_end(server: Running, branched: list[Session]) -> None:
     response = server.post(messages=ASKED, n=3, max_tokens=20, stream=True, **DRAWN)
     streamed = chunks(response)
-    assert streamed[-1]["error"]["message"] == "it broke here"
+    *_, failed, last = streamed
+    assert (last["error"]["message"], last.keys()) == ("it broke here", {"error"})
     assert Counter(reason for _, reason in said(streamed).values()) == {"length": 2, "error": 1}
-    ended = {each["index"] for each in streamed[-1]["choices"]}
+    ended = {each["index"] for each in failed["choices"]}
     assert ended == {index for index, (_, reason) in said(streamed).items() if reason == "error"}
     server.wait_until(lambda: all(branch.closed for branch in branched))
 

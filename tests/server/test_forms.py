@@ -200,9 +200,9 @@ def test_an_answer_that_loses_its_form_ends_with_an_error(server: Running, engin
     (banned,) = engine.tokenizer.encode("Z")[-1:]
     response = server.chat("hello", guided_regex="Z", logit_bias={str(banned): -100}, stream=stream)
     if stream:
-        last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
-        assert last["choices"][0]["finish_reason"] == "error"
-        assert last["error"]["code"] == "constraint_failed"
+        *_, ended, last = (json.loads(each.removeprefix("data: ")) for each in response.text.strip().split("\n\n"))
+        assert (ended["choices"][0]["finish_reason"], "error" in ended) == ("error", False)
+        assert (last["error"]["code"], last.keys()) == ("constraint_failed", {"error"})
     else:
         failed(response, 400, "constraint_failed")
     assert server.chat("hello", max_tokens=2).status_code == 200

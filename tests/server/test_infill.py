@@ -101,6 +101,21 @@ def test_what_llama_vim_sends_is_answered_as_it_reads_it(server: Running) -> Non
     assert infill(server)["timings"]["prompt_n"] == 1, "the rest was read ahead"
 
 
+def test_what_llama_vim_sends_to_the_chat_is_read_ahead_and_answered(server: Running) -> None:
+    own: dict[str, Any] = {"id_slot": 0, "messages": [{"role": "user", "content": "one two"}], "cache_prompt": True}
+    ahead = {"samplers": [], "n_predict": 0, "response_fields": [""]}
+    reply = server.post(**own, **ahead).json()
+    assert (reply["choices"][0]["message"]["content"], reply["usage"]["completion_tokens"]) == ("", 0)
+    several = server.post("/v1/completions", prompt=["one tw", "two"], n=2, **ahead).json()
+    assert [each["text"] for each in several["choices"]] == [""] * 4
+    drawn = {"min_p": 0.1, "temperature": 0.1, "samplers": ["min_p", "temperature"], "seed": 5, "max_tokens": 8}
+    streamed = events(server.post(**own, **drawn, stream=True))
+    assert streamed[-1]["timings"]["prompt_n"] == 1, "the rest was read ahead"
+    text = "".join(each["choices"][0]["delta"].get("content", "") for each in streamed)
+    named = {"min_p": 0.1, "temperature": 0.1, "top_k": 0, "top_p": 1, "seed": 5, "max_tokens": 8}
+    assert text == server.post(**own, **named).json()["choices"][0]["message"]["content"]
+
+
 def test_a_suggestion_is_the_likeliest_text_unless_it_is_drawn(server: Running) -> None:
     assert infill(server)["content"] == infill(server)["content"]
     assert infill(server, temperature=1.5, seed=3)["content"] != infill(server)["content"]

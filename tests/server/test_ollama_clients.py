@@ -17,6 +17,7 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
 from edgespec.files.model_file import read_model_file
+from edgespec.server import streaming
 from edgespec.server.faces.ollama_about import API_VERSION
 from edgespec.server.ollama_routes import NOT_SERVED
 from edgespec.server.security import Access
@@ -246,7 +247,6 @@ def test_the_root_says_what_clients_look_for(server: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("POST", "/api/pull", "edgespec pull"),
         ("POST", "/api/push", "edgespec export"),
         ("POST", "/api/create", "edgespec export"),
         ("POST", "/api/copy", "edgespec serve"),
@@ -261,6 +261,14 @@ def test_what_would_change_the_store_is_refused_with_the_command_to_use(
 ) -> None:
     with server.client() as client:
         assert words in failed(client.request(method, path, json={"model": "tiny"}), 501)
+
+
+def test_a_served_model_is_pulled_already_and_no_other_is_fetched(server: Running, client: ollama.Client) -> None:
+    assert client.pull("tiny").status == "success"
+    assert [each.status for each in client.pull("tiny:latest", stream=True)] == ["success"]
+    assert server.post("/api/pull", name="tiny").headers["content-type"] == "application/x-ndjson"
+    assert "`edgespec pull MODEL`" in failed(server.post("/api/pull", model="gpt-17"), 501)
+    assert "model must be" in failed(server.post("/api/pull"), 400)
 
 
 def test_errors_of_every_kind_have_ollamas_shape(server: Running) -> None:
@@ -292,6 +300,22 @@ def test_a_stream_is_lines_of_json(server: Running) -> None:
     own: list[dict[str, Any]] = list(map(json.loads, response.content.splitlines()))
     assert [each["done"] for each in own] == [False] * (len(own) - 1) + [True]
     assert own[-1]["edgespec"]["timings"]["draft_n"] > 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_a_client_that_waits_gets_headers_and_then_lines_or_an_error(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, path: str, fails: bool
+) -> None:
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.02)
+
+    text, held = "word " * 5000 if fails else "hello", HeldLoad(lambda: tiny.load(draft="none"))
+    body = {"messages": [{"role": "user", "content": text}], "prompt": text, "options": PLAIN}
+    with running(held) as server, server.client() as client, client.stream("POST", path, json=body) as reply:
+        assert reply.status_code == 200, "the model is not loaded yet"
+        held.release.set()
+        *_, last = map(json.loads, reply.iter_lines())
+    assert "context_length_exceeded" in last["error"] if fails else last["done"]
 
 
 def test_the_openapi_document_has_every_route(server: Running) -> None:

@@ -14,39 +14,44 @@ from edgespec.server.security import Access
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
 
-BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+BROWSER = {
+    "accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
+    "user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
+}
 PAGE = serving._FILE.read_text(encoding="utf-8")
 
 
 def test_a_browser_gets_the_page(server: Running) -> None:
     with server.client() as client:
-        reply = client.get("/", headers={"accept": BROWSER})
+        reply = client.get("/", headers=BROWSER)
         assert reply.status_code == 200
         assert reply.text == PAGE
         assert reply.headers["content-type"] == "text/html; charset=utf-8"
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert reply.headers["referrer-policy"] == "no-referrer"
-        assert client.head("/", headers={"accept": BROWSER}).status_code == 200
+        assert client.head("/", headers=BROWSER).status_code == 200
 
 
 @pytest.mark.parametrize("accept", ["*/*", "application/json", "text/plain", "", "text/html;q=0, */*"])
 def test_other_clients_get_a_line_of_text(server: Running, accept: str) -> None:
     with server.client() as client:
-        reply = client.get("/", headers={"accept": accept})
+        reply = client.get("/", headers={**BROWSER, "accept": accept})
         assert (reply.status_code, reply.text) == (200, RUNNING)
         assert reply.headers["content-type"].startswith("text/plain")
-        assert reply.headers["vary"] == "Accept"
+        assert reply.headers["vary"] == "Accept, User-Agent"
         assert client.head("/").status_code == 200
+        java = {"accept": "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2", "user-agent": "Java/21.0.2"}
+        assert client.get("/", headers=java).text == RUNNING
 
 
 def test_capital_letters_and_blanks_make_no_difference() -> None:
-    assert wants_page("application/json, Text/HTML ; q=0.5")
-    assert not wants_page("text/html-like")
+    assert wants_page("application/json, Text/HTML ; q=0.5", "Mozilla/5.0")
+    assert not wants_page("text/html-like", "Mozilla/5.0")
 
 
 def test_the_policy_lets_the_pages_own_script_and_style_run_and_nothing_else(server: Running) -> None:
     with server.client() as client:
-        sent = client.get("/", headers={"accept": BROWSER}).headers["content-security-policy"]
+        sent = client.get("/", headers=BROWSER).headers["content-security-policy"]
     rules = dict(rule.split(" ", 1) for rule in sent.split("; "))
     for element in ("script", "style"):
         (content,) = re.findall(rf"<{element}>(.*?)</{element}>", PAGE, re.DOTALL)
@@ -73,10 +78,10 @@ def test_the_page_names_no_other_origin_and_makes_no_markup_of_text() -> None:
 
 def test_the_page_comes_without_a_key_and_answers_do_not(tiny: TinyModels) -> None:
     with running(lambda: tiny.load(depth=3), access=Access(keys=("a-long-key",))) as own, own.client() as client:
-        assert client.get("/", headers={"accept": BROWSER}).text == PAGE
+        assert client.get("/", headers=BROWSER).text == PAGE
         assert client.get("/v1/models").status_code == 401
 
 
 def test_the_page_is_not_for_a_host_that_is_not_this_machine(server: Running) -> None:
     with server.client() as client:
-        assert client.get("/", headers={"accept": BROWSER, "host": "evil.example"}).status_code == 403
+        assert client.get("/", headers={**BROWSER, "host": "evil.example"}).status_code == 403

@@ -334,6 +334,11 @@ def test_a_stream_that_breaks_off_is_an_error(browser: Any, server: Running) -> 
         tab.wait()
         assert "ended before the answer did" in tab.page.locator("[role=alert]").inner_text()
         assert "half an" in tab.answer
+        broken: Any = {"error": {"message": "it broke here"}}
+        scripted(tab.page, chunk({"content": "half an"}), chunk({}, finish_reason="error"), broken)
+        tab.ask("hello")
+        tab.wait()
+        assert "it broke here" in tab.page.locator("[role=alert]").last.inner_text()
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab_only(browser: Any, tiny: TinyModels) -> None:

@@ -245,6 +245,7 @@ def test_the_fields_of_the_answer_are_those_of_a_chat() -> None:
     request = read(max_output_tokens=7, temperature=0.5, top_p=0.9, stream=True, parallel_tool_calls=False)
     assert (request.max_tokens, request.sampling) == (7, {"temperature": 0.5, "top_p": 0.9})
     assert (request.stream, request.parallel_tool_calls) == (True, False)
+    assert (read().store, read(store=False).store) == (True, False)
     assert read(store=True, metadata={"a": "b"}, truncation="auto", include=["reasoning.encrypted_content"])
     assert read(reasoning={"effort": "none"}).template_variables["enable_thinking"] is False
     assert "enable_thinking" not in read(reasoning={"effort": "low", "summary": "auto"}).template_variables
@@ -462,12 +463,14 @@ def test_a_reply_that_fails_says_so_in_openais_words(done: Done) -> None:
         assert last["response"]["error"] == {"code": code, "message": error.message}
 
 
-def test_a_stream_that_fails_before_the_answer_begins_has_an_error(done: Done) -> None:
-    written = RESPONSES.events(read(stream=True))
+def test_a_stream_that_fails_before_the_answer_begins_has_a_response_that_fails() -> None:
+    written = RESPONSES.events(read(stream=True, model="gpt-17"))
     assert written.waiting() == b": waiting\n\n"
-    (event,) = parsed(written.fail(ApiError("lost", status=503, code="unavailable")))
-    assert (event["type"], event["code"], event["message"]) == ("error", "unavailable", "lost")
-    assert event["error"]["message"] == "lost"
+    created, waiting, failed = parsed(written.fail(ApiError("wrong")))
+    assert (created["type"], waiting["type"]) == ("response.created", "response.in_progress")
+    assert (created["response"]["model"], created["response"]["status"]) == ("gpt-17", "in_progress")
+    assert (failed["type"], failed["response"]["id"]) == ("response.failed", created["response"]["id"])
+    assert failed["response"]["error"] == {"code": "invalid_prompt", "message": "wrong"}
 
 
 def test_a_reply_that_has_begun_waits_with_an_event(done: Done) -> None:

@@ -91,6 +91,34 @@ def test_a_call_is_an_item_and_its_result_continues_the_conversation(
     assert second.usage.input_tokens_details.cached_tokens > 20
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_items_of_earlier_answers_may_be_named_by_their_ids(
+    agent: openai.OpenAI, says: list[str], streamed: bool
+) -> None:
+    asked: Any = {"role": "user", "content": "what is the weather"}
+    ask: Any = {"model": "tiny", "tools": [WEATHER], "max_output_tokens": 20}
+
+    def items(**more: Any) -> list[Any]:
+        says.extend(["Let me look. ", CALL[:20], CALL[20:]])
+        if not streamed:
+            return list(agent.responses.create(input=[asked], **ask, **more).output)
+        with agent.responses.stream(input=[asked], **ask, **more) as stream:
+            return list(stream.get_final_response().output)
+
+    text, call = items()
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "-3"}
+    sent = [each.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for each in (text, call)]
+    named: Any = [{"type": "item_reference", "id": each.id} for each in (text, call)]
+    whole = agent.responses.create(input=[asked, *sent, result], **ask, temperature=0)
+    again = agent.responses.create(input=[asked, *named, result], **ask, temperature=0)
+    assert again.output_text == whole.output_text
+    assert again.usage is not None
+    assert again.usage.input_tokens_details.cached_tokens == again.usage.input_tokens - 1
+    unkept: Any = [{"type": "item_reference", "id": each.id} for each in items(store=False)]
+    with pytest.raises(openai.BadRequestError, match="send the item itself"):
+        agent.responses.create(input=[asked, *unkept], **ask)
+
+
 def test_a_function_of_a_namespace_is_called_by_both_names(agent: openai.OpenAI, says: list[str]) -> None:
     space: Any = {"type": "namespace", "name": "mcp__sky", "description": "The sky.", "tools": [WEATHER]}
     says += [CALL.replace("weather", "mcp__sky__weather")]
@@ -134,7 +162,8 @@ def test_a_forced_call_has_the_functions_arguments(agent: openai.OpenAI) -> None
 def test_errors_are_those_of_the_openai_client(server: Running, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as stored:
         client.responses.create(model="tiny", input="hello", previous_response_id="resp_1")
-    assert (stored.value.param, stored.value.code) == ("previous_response_id", "unsupported_parameter")
+    assert (stored.value.param, stored.value.code) == ("previous_response_id", "previous_response_not_found")
+    assert "none is kept" in stored.value.message
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError) as long:
             client.responses.create(model="tiny", input="word " * 5000, stream=stream)

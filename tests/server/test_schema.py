@@ -133,7 +133,7 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
             "structured_outputs": {"regex": None},
             "guided_choice": [],
         },
-        {"parallel_tool_calls": True, "reasoning_format": "auto", "samplers": [], "verbosity": "medium"},
+        {"parallel_tool_calls": True, "reasoning_format": "auto", "response_fields": [""], "verbosity": "medium"},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
     ],
 )
@@ -164,7 +164,8 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("verbosity", "low"),
         ("function_call", {"name": "f"}),
         ("web_search_options", {"search_context_size": "low"}),
-        ("samplers", ["top_k"]),
+        ("samplers", ["top_k", "infill"]),
+        ("samplers", "kpi"),
         ("thinking_token_budget", 100),
         ("thinking_budget", 100),
         ("chat_template", "x"),
@@ -218,7 +219,8 @@ def test_a_refusal_says_what_is_supported() -> None:
         ("min_p", 2),
         ("logit_bias", {"5": 101}),
         ("repetition_penalty", 11),
-        ("n_predict", 0),
+        ("n_predict", -2),
+        ("samplers", {"top_k": 40}),
     ],
 )
 def test_a_field_of_the_wrong_type_or_size_is_named(field: str, value: Any) -> None:
@@ -232,10 +234,26 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "repeat_last_n": 64, "options": {"repeat_last_n": 0}}).penalty_window == 0
     assert read_chat({"messages": HI, "n_predict": 5}).max_tokens == 5
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
+    assert read_chat({"messages": HI, "n_predict": 0}).max_tokens == 0, "the prompt is read for later"
     assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
+
+
+def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
+    given = {"temperature": 0.1, "min_p": 0.1, "top_p": 0.5, "options": {"top_k": 9}, "presence_penalty": 1}
+    no_penalties = {"repeat_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+    of_llama_vim = {"temperature": 0.1, "min_p": 0.1, "top_p": 1, "top_k": 0, **no_penalties}
+    for named in (["min_p", "temperature"], "mt"):
+        assert read_chat({"messages": HI, **given, "samplers": named}).sampling == of_llama_vim
+    for without in ([], "", "dyxsa"):
+        unscaled = {"temperature": 1, "min_p": 0, "top_p": 1, "top_k": 0, **no_penalties}
+        assert read_completion({"prompt": "x", **given, "samplers": without}).sampling == unscaled
+    as_given = read_chat({"messages": HI, **given}).sampling
+    names = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
+    for every in ("edkypmxt", names):
+        assert read_chat({"messages": HI, **given, "samplers": every}).sampling == as_given
 
 
 def test_the_options_of_ollama_are_those_of_a_request_and_come_first() -> None:

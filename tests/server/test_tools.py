@@ -34,10 +34,10 @@ def client(tools_server: Running) -> Iterator[openai.OpenAI]:
 def test_a_call_is_a_tool_call_and_its_result_continues_the_conversation(
     client: openai.OpenAI, says: list[str]
 ) -> None:
-    says += ["Let me look. ", CALL[:20], CALL[20:]]
+    says += ["\nLet me look. ", CALL[:20], CALL[20:]]
     reply = client.chat.completions.create(model="tiny", messages=ASK, tools=TOOLS, max_tokens=20)
     choice = reply.choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look.")
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "\nLet me look.")
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
     assert call.type == "function"

@@ -37,7 +37,7 @@ class Way:
         for line in lines:
             if (found := line.removeprefix("data: ")).startswith("{"):
                 event = json.loads(found)
-                if event.get("error"):  # the response had begun: it waited
+                if event.get("error") or event.get("type") == "response.failed":  # the response had begun: it waited
                     raise ValueError(found)
                 more, reason = self.piece(event)
                 text, ended = text + more, reason or ended

@@ -61,7 +61,8 @@ class Head:
     """What is known of a reply once its request is accepted.
 
     ``created``: seconds since 1970. ``model``: the served name. ``warnings``: what was not obeyed. ``waited_s``:
-    seconds from the request until its turn had come and the model was loaded.
+    seconds from the request until its turn had come and the model was loaded. ``keep`` gets the items of a complete
+    answer, for requests that name them.
     """
 
     id: str
@@ -70,6 +71,7 @@ class Head:
     fingerprint: str
     warnings: tuple[str, ...] = ()
     waited_s: float = 0.0
+    keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda items: None
 
     @property
     def own(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class Face:
     served: agents have fixed names for models. ``without_answer`` is the reply to a request that only loads or frees
     the model, from the request, the served name, the time in seconds since 1970 and what was done; None if the API
     has no such requests. With ``fills_in`` a request may have a hole, and a newer request of its client may replace
-    it.
+    it. With ``names_items`` a request may name items of earlier answers.
     """
 
     name: str
@@ -133,3 +135,4 @@ class Face:
     without_answer: Callable[[Request, str, int, WithoutAnswer], dict[str, Any]] | None = None
     any_model: bool = False
     fills_in: bool = False
+    names_items: bool = False

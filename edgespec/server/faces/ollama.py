@@ -74,17 +74,17 @@ class _Lines:
 
     def part(self, index: int, part: Part) -> bytes:
         logprobs = {"logprobs": tokens} if (tokens := openai.scored_tokens(part)) else {}
-        return _line({**self._begun(), **self._said(part), "done": False, **logprobs})
+        return line({**self._begun(), **self._said(part), "done": False, **logprobs})
 
     def end(self, index: int, done: Done) -> bytes:
         assert self._head is not None
-        return _line({**self._begun(), **self._said(Part()), **_ended(self._head, done)})
+        return line({**self._begun(), **self._said(Part()), **_ended(self._head, done)})
 
     def finish(self, answers: Sequence[Done]) -> bytes:
         return b""
 
     def fail(self, error_: ApiError) -> bytes:
-        return _line(error(error_))
+        return line(error(error_))
 
     def waiting(self) -> bytes:
         """A line is an object, and none says nothing."""
@@ -95,7 +95,8 @@ class _Lines:
         return _begun(self._request, self._head.model, self._head.created)
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def line(value: dict[str, Any]) -> bytes:
+    """An object as a line."""
     return json.dumps(value, allow_nan=False).encode() + b"\n"
 
 

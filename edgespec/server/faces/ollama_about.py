@@ -27,6 +27,11 @@ def read_show(body: Mapping[str, Any]) -> str:
     return name
 
 
+def read_pull(body: Mapping[str, Any]) -> tuple[str, bool]:
+    """The name in a body of /api/pull, and whether the reply is lines. Raises ApiError."""
+    return read_show(body), body.get("stream") is not False
+
+
 def version() -> dict[str, Any]:
     return {"version": API_VERSION, "edgespec": {"version": __version__}}
 

@@ -90,12 +90,9 @@ class _Chunks:
         return used + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
-        """The answers that had begun have the reason ``error``."""
-        ended = {}
-        if self._open:
-            choices = [self._ended(index, "error") for index in sorted(self._open)]
-            ended = _wrap(self._known_head(), self._kind, choices)
-        return event({**ended, **error.as_json()})
+        """The answers that had begun have the reason ``error``. Clients read the error itself where it is alone."""
+        choices = [self._ended(index, "error") for index in sorted(self._open)]
+        return (self._chunk(*choices) if choices else b"") + event(error.as_json())
 
     def waiting(self) -> bytes:
         return b": waiting\n\n"
@@ -191,7 +188,7 @@ def _message(part: Part) -> dict[str, Any]:
     if part.reasoning:
         message["reasoning_content"] = part.reasoning
     if part.calls:
-        message["content"] = part.content.strip() or None
+        message["content"] = part.content if part.content.strip() else None
         message["tool_calls"] = [_call(call) for call in part.calls]
     return message
 

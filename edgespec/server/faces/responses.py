@@ -1,7 +1,9 @@
-"""OpenAI's Responses API without its store: requests, and answers whole and as numbered events. Pure functions."""
+"""OpenAI's Responses API without its store: requests, and answers whole and as numbered events."""
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -202,7 +204,7 @@ class _Reply:
         self.items = _Items(head.id, request.namespaces)
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
-        """The whole object, as far as it is known. Nothing is stored, whatever was asked for."""
+        """The whole object, as far as it is known. No response is stored, whatever was asked for."""
         return {
             "id": self._head.id,
             "object": "response",
@@ -222,7 +224,9 @@ class _Reply:
         }
 
     def ended(self, done: Done) -> dict[str, Any]:
-        """The object at the end of its answer."""
+        """The object at the end of its answer, whose items are kept."""
+        if self._request.store:
+            self._head.keep(self.items.done)
         details = {"reason": "max_output_tokens"} if done.finish_reason == "length" else None
         return self.response(
             "completed" if details is None else "incomplete",
@@ -272,11 +276,14 @@ class _Events:
         return self._said({"type": f"response.{response['status']}", "response": response})
 
     def fail(self, error: ApiError) -> bytes:
+        """A reply that had not begun begins: Codex waits for its end, and passes over other errors."""
+        begun = b""
         if self._reply is None:
-            known = error.as_json()["error"]
-            return self._said({**known, "type": "error", **error.as_json()})
-        response = self._reply.response("failed", error={"code": _code(error), "message": error.message})
-        return self._said({"type": "response.failed", "response": response})
+            name = self._request.model or ""
+            head = Head(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), model=name, fingerprint="")
+            begun = self.begin(0, head, 0)
+        response = self._known().response("failed", error={"code": _code(error), "message": error.message})
+        return begun + self._said({"type": "response.failed", "response": response})
 
     def waiting(self) -> bytes:
         """Once the reply has begun an event: programs that do not count comments would give up."""
@@ -331,4 +338,5 @@ RESPONSES = Face(
     asks="input",
     id_prefix="resp_",
     any_model=True,
+    names_items=True,
 )

@@ -55,7 +55,8 @@ class Field:
     field of Request, or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the
     table counts, of template variables for each name; forms of the answer must be equal.
     Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
-    that leaves the field out. With ``texts`` the field's texts reach the model.
+    that leaves the field out. ``code`` is that of errors about what is not supported. With ``texts`` the field's
+    texts reach the model.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Field:
     sets: str = ""
     shown: Schema | bool = True
     treatment: Treatment = Treatment.OBEYED
+    code: str = "unsupported_parameter"
     required: bool = False
     texts: bool = False
 
@@ -89,7 +91,7 @@ class Field:
         if self.treatment is Treatment.REFUSED or "enum" in self.schema or fits(_of_any_value(self.schema), given):
             only = "" if self.schema is EMPTY else f", only {wanted(self.schema)}"
             message = f"{name} {_told(given)} is not supported{only} ({self.meaning})"
-            return ApiError(message, param=name, code="unsupported_parameter")
+            return ApiError(message, param=name, code=self.code)
         return ApiError(f"{name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
 
 

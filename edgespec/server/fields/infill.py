@@ -40,14 +40,6 @@ FIELDS = (
         "files",
         texts=True,
     ),
-    Field(
-        "n_predict",
-        whole(-1, MOST_WHOLE),
-        "the most tokens of an answer; 0 reads the prompt alone",
-        INFILL,
-        int,
-        "max_tokens",
-    ),
     Field("n_indent", whole(0, MOST_WHOLE), "ends the answer before a line with fewer blanks", INFILL, int, "indent"),
     Field(
         "t_max_predict_ms",

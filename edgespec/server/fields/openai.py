@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.decoding.logprobs import MOST_TOP
 from edgespec.decoding.sampling import BIASES, MOST_BIASED
 from edgespec.errors import InvalidRequestError
-from edgespec.server.errors import ApiError, sentence
+from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.fields.field import (
     FLAG,
     HOW_LONG,
@@ -97,7 +97,23 @@ _BIASES: Schema = {
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [FLAG, TEXT]}
 _DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
+_CHAIN: Schema = {"anyOf": [TEXT, _WORDS]}
 _THINKING: Schema = {"enum": [None, *SWITCHED, "adaptive", "auto"]}
+
+# llama.cpp's ways to draw: the letter and the name of each, and what switches off those that there are here.
+_SAMPLERS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
+    ("e", "penalties", {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}),
+    ("k", "top_k", {"top_k": 0}),
+    ("p", "top_p", {"top_p": 1.0}),
+    ("m", "min_p", {"min_p": 0.0}),
+    ("t", "temperature", {"temperature": 1.0}),
+    # The fields of these are refused unless they are off.
+    ("d", "dry", {}),
+    ("s", "top_n_sigma", {}),
+    ("y", "typ_p", {}),
+    ("x", "xtc", {}),
+    ("a", "adaptive_p", {}),
+)
 
 
 def _top(given: float) -> int | None:
@@ -113,6 +129,15 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
 def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
     """False bans a token, as in llama.cpp."""
     return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+
+
+def _unnamed(given: str | list[str]) -> dict[str, float]:
+    """The fields of Sampling that names, or letters, leave out: each is off. Raises ApiError."""
+    named = set(given)
+    if unknown := named.difference(*((letter, name) for letter, name, _ in _SAMPLERS)):
+        raise unsupported("samplers", f"the sampler {min(unknown)[:32]!r}")
+    left_out = (fields for letter, name, fields in _SAMPLERS if named.isdisjoint((letter, name)))
+    return {field: off for fields in left_out for field, off in fields.items()}
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +208,14 @@ _OBEYED = (
     _length("max_completion_tokens", CHATS),
     _length("max_tokens"),
     _length("max_completion_tokens", TEXTS),
-    _length("n_predict", _NOT_INFILL),
+    Field(
+        "n_predict",
+        whole(-1, MOST_WHOLE),
+        "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context",
+        ALL,
+        int,
+        "max_tokens",
+    ),
     _variable(
         "chat_template_kwargs",
         _VARIABLES,
@@ -243,6 +275,14 @@ _OBEYED = (
     *_drawing("frequency_penalty"),
     *_drawing("repeat_penalty", others="repetition_penalty"),
     *_drawing("top_k"),
+    Field(
+        "samplers",
+        _CHAIN,
+        "llama.cpp's names of ways to draw, or their letters: others are off; the order is that of "
+        "[Sampling](sampling.md)",
+        _NOT_INFILL,
+        _unnamed,
+    ),
     *named(
         "options.repeat_last_n",
         Field(
@@ -323,7 +363,6 @@ _REFUSED = (
     ),
     *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
-    *_refused("samplers", "another way to draw tokens", apis=_NOT_INFILL),
     *_refused("logits_processors vllm_xargs watermarking", "another way to draw tokens"),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
@@ -360,13 +399,13 @@ _REFUSED = (
     *_refused("logprobs", "a reply of another form", {"enum": [False, 0]}, apis=INFILL),
     *_refused("n n_cmpl", "several answers", ONE, apis=INFILL),
     *_refused("top_logprobs", "a completion's `logprobs`, by another name", ZERO, apis=TEXTS),
-    *_refused("response_fields", "a reply of another form", apis=_NOT_INFILL),
     *_refused("logprob_token_ids _debug_render_only", "a reply of another form"),
     *_refused("kv_transfer_params ec_transfer_params", "caches of other machines"),
 )
 
 _IGNORED = (
-    *_ignored("user metadata store safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("user metadata safety_identifier request_id session_id", "who asks, and records of it"),
+    *_ignored("store", "who asks, and records of it", apis=BOTH),
     *_ignored("service_tier priority", "the order of requests: the first is answered first"),
     *_ignored(
         "prediction prompt_cache_key prompt_cache_options prompt_cache_retention cache_prompt cache_salt "
@@ -396,6 +435,7 @@ _IGNORED = (
         "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
         "settings of what is refused",
     ),
+    *_ignored("response_fields", "parts of a reply: it has all of them, as llama.cpp's has", apis=_NOT_INFILL),
     *_ignored("return_progress", "events between the pieces of an answer", apis=RESPONSES),
     *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=TEXTS),
     *_ignored("routed_experts_prompt_start return_token_offsets", "replies of other routes"),

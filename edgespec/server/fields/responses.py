@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from edgespec.server.fields.field import LENGTH, MOST_WHOLE, NO, OBJECTS, ONE, TEXT, Field, ignored, refused
+from edgespec.server.fields.field import FLAG, LENGTH, MOST_WHOLE, NO, OBJECTS, ONE, TEXT, Field, ignored, refused
 from edgespec.server.fields.openai import CHOICE, RESPONSES
 from edgespec.server.forms import RESPONSE_FORMAT, text_format
 from edgespec.server.items import read_items, read_tools
@@ -18,12 +19,15 @@ _INCLUDED: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _MOST: Schema = {"anyOf": [{"type": "null"}, {**LENGTH, "maximum": MOST_WHOLE}]}
 _LOGPROBS = "message.output_text.logprobs"
 _AUTO: Schema = {"enum": ["auto"]}
+_EARLIER = "an earlier response: none is kept, send the whole conversation"
 
 _refused = partial(refused, apis=RESPONSES)
 _ignored = partial(ignored, apis=RESPONSES)
 
 FIELDS = (
-    *_refused("previous_response_id previous_response conversation prompt", "something stored: nothing is kept"),
+    # Clients know OpenAI's code for a response that is not there, and send the whole conversation.
+    *(replace(field, code="previous_response_not_found") for field in _refused("previous_response_id", _EARLIER)),
+    *_refused("previous_response conversation prompt", "something stored: nothing is kept"),
     *_refused("previous_input_messages", "a prompt of another form"),
     *_refused("background", "an answer that is fetched later", NO),
     *_refused("text.verbosity", "longer or shorter answers", {"enum": ["medium"]}),
@@ -66,6 +70,7 @@ FIELDS = (
         RESPONSES,
         lambda given: _LOGPROBS in given or None,
     ),
+    Field("store", FLAG, "whether later requests may name the answer's items by ids; true if absent", RESPONSES),
     *_ignored("access_programs client_metadata", "who asks, and records of it"),
     *_ignored("reasoning.summary reasoning.generate_summary", "a summary of thinking: all of it is in the reply"),
     *_ignored("truncation context_management", "a full context: nothing of a prompt is dropped"),

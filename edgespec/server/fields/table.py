@@ -45,6 +45,7 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
             elif name == "form" and before != value:
                 message = f"{before.field} and {field.name} name two forms, and an answer has one"
                 raise ApiError(message, param=field.name)
+    sampling |= found.pop("samplers", {})
     return {**found, "sampling": sampling}
 
 
