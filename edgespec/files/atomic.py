@@ -9,7 +9,8 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,10 @@ from edgespec.files.progress import QUIET, Job
 
 # Large enough that hashing dominates the loop's overhead; small enough for prompt cancellation at 50 MB/s.
 CHUNK_BYTES = 1 << 20
+
+# Windows' error codes while a virus scanner or an indexer reads what was just written, most often for 0.1 s.
+_HELD = {5, 32, 33}
+_HELD_S, _AGAIN_S = 2.0, 0.05
 
 # Linux's id of the initial pid namespace. A container has another pid namespace, even with the same hostname.
 _MACHINES_OWN = "pid:[4026531836]"
@@ -119,13 +124,30 @@ def replacing(
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            temporary.replace(path)
+            rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``, as soon as Windows allows it (see ``when_free``). Raises OSError."""
+    when_free(lambda: os.replace(source, target))  # noqa: PTH105
+
+
+def when_free(change: Callable[[], None]) -> None:
+    """Call ``change``; on Windows again, for two seconds, while another program holds its files. Raises OSError."""
+    end = time.monotonic() + _HELD_S
+    while True:
+        try:
+            return change()
+        except OSError as error:
+            if getattr(error, "winerror", None) not in _HELD or time.monotonic() > end:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def sync_folder(folder: Path) -> None:
