@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,9 +42,19 @@ def _process_numbers() -> str:
     return "" if space == _MACHINES_OWN else space
 
 
+def _host() -> bytes:
+    """What tells this machine from others: its name; on macOS, where that follows DHCP, its hardware's number."""
+    if sys.platform == "darwin":
+        number = (ctypes.c_ubyte * 16)()
+        with contextlib.suppress(AttributeError, OSError):
+            if ctypes.CDLL(None).gethostuuid(number, (ctypes.c_long * 2)()) == 0:  # the second: wait no time for it
+                return bytes(number)
+    return socket.gethostname().encode("utf-8", "replace")
+
+
 # The name contains the host because a network disk or a container may share the home: a pid that does not exist on
 # this host may be alive on another. Only temporaries of this host and pid namespace are checked.
-_HOST = hashlib.sha256((platform.node() + _process_numbers()).encode("utf-8", "replace")).hexdigest()[:6]
+_HOST = hashlib.sha256(_host() + _process_numbers().encode("utf-8", "replace")).hexdigest()[:6]
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-(?:(?P<birth>[0-9a-f]{8})-)?[0-9a-f]{8}\.tmp$")
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -248,6 +250,22 @@ def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Pa
     finally:
         inside.kill()
         inside.communicate()
+
+
+def test_a_macs_temporaries_keep_their_host_when_its_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class System:
+        failed = 0
+
+        def gethostuuid(self, number: ctypes.Array[ctypes.c_ubyte], _wait: object) -> int:
+            number[0] = 7
+            return self.failed
+
+    before = atomic._host()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: System())
+    assert atomic._host() == bytes([7] + [0] * 15)
+    monkeypatch.setattr(System, "failed", -1)
+    assert atomic._host() == before == socket.gethostname().encode()
 
 
 def test_containers_with_the_same_hostname_get_different_temporary_names(monkeypatch: pytest.MonkeyPatch) -> None:
