@@ -121,8 +121,11 @@ def _run(arguments: Sequence[str], state: State) -> int:
                 DiskSpaceError(full, needed_bytes=0, free_bytes=0, hint="free some space"), as_json=state.json
             )
             return EXIT_FAILED
-        # Writing to a closed terminal fails with EIO.
-        if error.errno not in {*FULL, errno.EPIPE, errno.EIO if state.interrupts.number else errno.EPIPE}:
+        # Writing to a closed terminal fails with EIO, on Windows to a closed pipe with EINVAL.
+        closed = {errno.EPIPE, errno.EIO if state.interrupts.number else errno.EPIPE}
+        if sys.platform == "win32" and error.filename is None:
+            closed.add(errno.EINVAL)
+        if error.errno not in {*FULL, *closed}:
             return _unexpected(error, state)
         return _output_lost(error)
     except SystemExit as error:  # typer's answer to a closed pipe

@@ -26,7 +26,7 @@ from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
-from edgespec.runtimes.thread import OwnProcess
+from edgespec.runtimes.thread import OwnProcess, take
 from edgespec.text.conversation.answer_parts import AnswerParts, Said
 from edgespec.text.conversation.conversation import Turn
 from edgespec.text.conversation.ends import Ends
@@ -253,7 +253,7 @@ class AnswerTask:
 
     def read(self) -> _Given | BaseException | None:
         """The next events; None at the end of the answer, the exception if it failed."""
-        event = self._events.get()
+        event = take(self._events)
         self._ahead.release()
         return event
 

@@ -42,7 +42,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.placement.cache_rooms import CacheRoom
 from edgespec.planning.choice.plan import Plan, plain_version
 from edgespec.planning.depth.base import FixedDepth
-from edgespec.runtimes.thread import OwnProcess, WorkerThread
+from edgespec.runtimes.thread import OwnProcess, WorkerThread, awaited
 from edgespec.text.conversation.conversation import Conversation, Turn
 from edgespec.text.conversation.ends import Ends, ends_of
 from edgespec.text.conversation.messages import check_conversation, check_system
@@ -225,10 +225,10 @@ class Session:
                 raise busy()
             future = self._target.submit(partial(job, stop))
         try:
-            return future.result()
+            return awaited(future).result()
         except BaseException:
             stop.set()
-            future.exception()
+            awaited(future).exception()
             raise
 
     @property

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError
-from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name
+from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.export_folder import MANIFEST_NAME, read_manifest
 from edgespec.files.onnx.folder import ONNX_KIND
@@ -50,17 +50,17 @@ def staged_folder(folder: Path, *, needed_bytes: int) -> Iterator[Path]:
 
 def _put_in_place(stage: Path, final: Path) -> None:
     if not final.exists():
-        stage.replace(final)
+        rename(stage, final)
         sync_folder(final.parent)
         return
     # No portable call exchanges two folders. A process killed between the two renames leaves nothing at the final
     # name, and never an incomplete export.
     old = final.parent / temporary_name(final.name)
-    final.replace(old)
+    rename(final, old)
     try:
-        stage.replace(final)
+        rename(stage, final)
     except BaseException:
-        old.replace(final)
+        rename(old, final)
         raise
     sync_folder(final.parent)
     shutil.rmtree(old, ignore_errors=True)

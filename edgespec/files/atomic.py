@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
-import platform
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +24,10 @@ from edgespec.files.progress import QUIET, Job
 
 # Large enough that hashing dominates the loop's overhead; small enough for prompt cancellation at 50 MB/s.
 CHUNK_BYTES = 1 << 20
+
+# Windows' error codes while a virus scanner or an indexer reads what was just written, most often for 0.1 s.
+_HELD = {5, 32, 33}
+_HELD_S, _AGAIN_S = 2.0, 0.05
 
 # Linux's id of the initial pid namespace. A container has another pid namespace, even with the same hostname.
 _MACHINES_OWN = "pid:[4026531836]"
@@ -35,9 +42,19 @@ def _process_numbers() -> str:
     return "" if space == _MACHINES_OWN else space
 
 
+def _host() -> bytes:
+    """What tells this machine from others: its name; on macOS, where that follows DHCP, its hardware's number."""
+    if sys.platform == "darwin":
+        number = (ctypes.c_ubyte * 16)()
+        with contextlib.suppress(AttributeError, OSError):
+            if ctypes.CDLL(None).gethostuuid(number, (ctypes.c_long * 2)()) == 0:  # the second: wait no time for it
+                return bytes(number)
+    return socket.gethostname().encode("utf-8", "replace")
+
+
 # The name contains the host because a network disk or a container may share the home: a pid that does not exist on
 # this host may be alive on another. Only temporaries of this host and pid namespace are checked.
-_HOST = hashlib.sha256((platform.node() + _process_numbers()).encode("utf-8", "replace")).hexdigest()[:6]
+_HOST = hashlib.sha256(_host() + _process_numbers().encode("utf-8", "replace")).hexdigest()[:6]
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-(?:(?P<birth>[0-9a-f]{8})-)?[0-9a-f]{8}\.tmp$")
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 
@@ -119,13 +136,30 @@ def replacing(
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())
-            temporary.replace(path)
+            rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``, as soon as Windows allows it (see ``when_free``). Raises OSError."""
+    when_free(lambda: os.replace(source, target))  # noqa: PTH105
+
+
+def when_free(change: Callable[[], None]) -> None:
+    """Call ``change``; on Windows again, for two seconds, while another program holds its files. Raises OSError."""
+    end = time.monotonic() + _HELD_S
+    while True:
+        try:
+            return change()
+        except OSError as error:
+            if getattr(error, "winerror", None) not in _HELD or time.monotonic() > end:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def sync_folder(folder: Path) -> None:

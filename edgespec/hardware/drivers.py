@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
+import itertools
 import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 # Prefixes of variables with which users choose other kernels or another driver.
 _VARIABLES = (
@@ -37,6 +41,9 @@ _MODULES = ("amdgpu", "i915", "nvidia", "xe")
 # Libraries of the GPU's maker that a runtime has loaded.
 _MAKERS_LIBRARY = re.compile(r"lib(amdhip|cublas|cuda|cudart|hipblas|rocblas|ze_loader)[^/]*\.so[^/]*$")
 
+# Windows' key of the display adapters: each has a numbered key below it.
+_ADAPTERS = r"SYSTEM\CurrentControlSet\Control\Class\{4d36e968-e325-11ce-bfc1-08002be10318}"
+
 _ICD_FOLDERS = ("etc/vulkan/icd.d", "usr/local/share/vulkan/icd.d", "usr/share/vulkan/icd.d")
 _LIBRARY_FOLDERS = (
     "usr/lib",
@@ -56,16 +63,33 @@ def driver_identity(root: Path = Path("/"), environ: Mapping[str, str] = os.envi
     """A short digest that changes whenever GPU software changes that may affect a row's bits.
 
     A driver compiles shaders and brings its own kernels, so the same program may round differently after an update.
-    Linux reports versions and files; elsewhere the system's version is used for everything.
+    Linux reports versions and files, Windows versions; on macOS the system's version is used for everything.
     """
     digest = hashlib.sha256()
-    for part in (*_system(), *_modules(root), *_vulkan(root, environ), *_loaded(root), *_chosen(environ)):
+    registered = _registered() if sys.platform == "win32" else ()
+    for part in (
+        *_system(),
+        *registered,
+        *_modules(root),
+        *_vulkan(root, environ),
+        *_loaded(root),
+        *_chosen(environ),
+    ):
         digest.update(f"{part}\n".encode("utf-8", "replace"))
     return digest.hexdigest()[:12]
 
 
 def _system() -> Iterator[str]:
     yield f"{platform.system()} {platform.release()} {platform.mac_ver()[0] or platform.version()}"
+
+
+def _registered() -> Iterator[str]:
+    winreg: Any = importlib.import_module("winreg")
+    with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, _ADAPTERS) as adapters:
+        for index in itertools.count():
+            name = winreg.EnumKey(adapters, index)  # raises OSError after the last
+            with suppress(OSError), winreg.OpenKey(adapters, name) as adapter:  # one of the keys is the system's own
+                yield f"{name} {winreg.QueryValueEx(adapter, 'DriverVersion')[0]}"
 
 
 def _modules(root: Path) -> Iterator[str]:

@@ -89,7 +89,7 @@ def compile_library(
     command, system = _find_compiler(compiler), system or sys.platform
     is_zig = Path(command[0]).stem == "zig" or "ziglang" in command
     flags = [*_FLAGS, *(() if system == "win32" else _POSIX_FLAGS), *extra_flags]
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-") as name:
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".kernels-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         if system != "darwin" or is_zig:
             library = _compile_for(machine or _machine_of(command), command, flags, system, is_zig, folder)
@@ -202,9 +202,12 @@ def build(folder: Path, extra_flags: Sequence[str] = ()) -> str | None:
         note.unlink(missing_ok=True)
     except (CompileError, OSError) as error:
         reason = str(error)
+        # An older library would not fit the newer sources. Without its digest it is not loaded, and Windows does not
+        # delete one that a process has loaded.
+        for older in (digest_path(library), library):
+            with contextlib.suppress(OSError):
+                older.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            library.unlink(missing_ok=True)  # an older library would not fit the newer sources
-            digest_path(library).unlink(missing_ok=True)
             note.write_text(f"{reason}\n", encoding="utf-8")
         return reason
     return None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
@@ -24,11 +27,32 @@ _STACK_BYTES = 8 * 2**20
 # A job learns of its event within this time; a person notices a delay from five times as long on.
 _STOP_SEEN_S = 0.02
 
+# On Windows Ctrl-C does not interrupt a wait (Python 3.11 to 3.13): waits are this short there, and repeated.
+_SLICE_S = 0.1
+
 # The stack's size is a process-wide setting, changed while a thread starts. One lock per process id: a forked process
 # would wait forever for a lock that another thread held.
 _STARTING: dict[int, threading.Lock] = {}
 
 _Job = tuple[Callable[[], Any], "Future[Any]"]
+
+
+def take(items: queue.SimpleQueue[T], timeout_s: float = math.inf) -> T:
+    """The queue's next item; Ctrl-C interrupts the wait on every system. Raises queue.Empty after ``timeout_s``."""
+    if sys.platform != "win32":
+        return items.get(timeout=None if timeout_s == math.inf else timeout_s)
+    end = time.monotonic() + timeout_s
+    while (left_s := end - time.monotonic()) > _SLICE_S:
+        with contextlib.suppress(queue.Empty):
+            return items.get(timeout=_SLICE_S)
+    return items.get(timeout=max(0.0, left_s))
+
+
+def awaited(future: Future[T]) -> Future[T]:
+    """A future whose result Ctrl-C may interrupt the wait for: on Windows it is done."""
+    while sys.platform == "win32" and not wait([future], _SLICE_S).done:
+        pass
+    return future
 
 
 class OwnProcess:
@@ -95,11 +119,11 @@ class WorkerThread:
             self._hand_over(job, future)
             if cancelled is not None:
                 self._watch(future, cancelled)
-            return future.result()
+            return awaited(future).result()
         except BaseException:
             if not future.cancel() and not future.done():
                 self._on_interrupt()
-                future.exception()
+                awaited(future).exception()
             raise
         finally:
             # A raised exception holds this frame, and the future holds the exception: without that cycle, the job's

@@ -24,6 +24,7 @@ LAST_WORDS_S = 1.0
 # Browsers and clients keep connections for about a minute.
 KEEP_CONNECTION_S = 75
 _BACKLOG = 1024
+_LAST_OF_ROOT = 1023  # the last port that only root may listen on
 # How often a second ``stop`` is looked for: as often as uvicorn does.
 _LOOK_S = 0.1
 
@@ -69,8 +70,12 @@ def _cannot_listen(host: str, port: int, error: OSError) -> EdgespecError:
         return EdgespecError(
             f"port {port} is in use by {_holder(port)}", hint="end that program, or choose another --port"
         )
+    if error.errno == errno.EACCES and port > _LAST_OF_ROOT:  # Windows reserves ranges of ports
+        return EdgespecError(f"port {port} is reserved or held by another program", hint="choose another --port")
     if error.errno == errno.EACCES:
-        return EdgespecError(f"this user may not listen on port {port}", hint="choose a --port above 1023")
+        return EdgespecError(
+            f"this user may not listen on port {port}", hint=f"choose a --port above {_LAST_OF_ROOT}"
+        )
     return InvalidRequestError(f"cannot listen on {host}: {error.strerror}", hint="leave out --host")
 
 

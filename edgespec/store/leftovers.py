@@ -7,6 +7,7 @@ last program has closed the file. A folder with such a file stays, marked as rem
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,32 +17,36 @@ from edgespec.files.locks import locked
 
 MARK = "removed"
 
-# Windows' error codes for a file that is open elsewhere, locked in part, or mapped.
-_IN_USE = {32, 33, 1224}
+# Windows' error codes for a file that is open elsewhere, locked in part, or mapped. A file that is mapped and no
+# longer open gives 5, as a read-only file does.
+_IN_USE, _IN_USE_OR_READ_ONLY = {32, 33, 1224}, 5
 
 
 def delete(folder: Path) -> tuple[int, list[Path]]:
     """Delete a folder. Returns the bytes that were freed, and the files that were kept because they are in use.
 
-    If files were kept, the folder is marked, so that ``sweep`` deletes it later. Raises OSError for any other
-    failure.
+    The folder is marked first: ``sweep`` deletes later what was kept, and what a killed process did not delete.
+    Raises OSError for any other failure; a model of which nothing was deleted stays then.
     """
-    freed, left = 0, list[Path]()
+    mark, freed, left = folder / MARK, 0, list[Path]()
+    was_marked = mark.exists()
+    mark.touch()
     for path in sorted(folder.rglob("*"), reverse=True):  # contents come before their folder
-        if path.is_dir() and not path.is_symlink():
+        if path == mark or (path.is_dir() and not path.is_symlink()):
             continue
         size = path.lstat().st_size
         try:
             path.unlink()
         except OSError as error:
-            if getattr(error, "winerror", None) not in _IN_USE:
+            code = getattr(error, "winerror", None)
+            if code not in _IN_USE and not (code == _IN_USE_OR_READ_ONLY and os.access(path, os.W_OK)):
+                if not (freed or left or was_marked):
+                    unmark(folder)
                 raise
             left.append(path)
         else:
             freed += size
-    if left:
-        (folder / MARK).touch()
-    else:
+    if not left:
         shutil.rmtree(folder)
     return freed, left
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgespec import __version__
+from edgespec.cli.terminal.output import prepare_streams
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import PLAN, check_generate, check_keys
@@ -512,6 +515,30 @@ def test_head_ends_a_long_answer_early(pair: tuple[str, ...], root: Path) -> Non
     assert b"code=1" in done.stderr
     assert b"Traceback" not in done.stderr
     assert b"BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "chosen", "written"),
+    [(False, None, "né 猫".encode()), (True, None, b"n\xe9 ?"), (False, "cp1252", b"n\xe9 ?")],
+)
+def test_a_file_or_pipe_gets_utf_8_on_windows(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, chosen: str | None, written: bytes
+) -> None:
+    class Pipe(io.BytesIO):
+        def isatty(self) -> bool:
+            return is_terminal
+
+    data = Pipe()
+    stdout = io.TextIOWrapper(data, encoding="cp1252")
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("PYTHONIOENCODING", chosen)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert prepare_streams()
+    stdout.write("né 猫")
+    stdout.flush()
+    assert data.getvalue() == written
 
 
 @pytest.mark.slow

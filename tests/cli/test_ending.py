@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -153,6 +154,21 @@ def test_a_full_disk_error_names_the_file(here: InProcess, monkeypatch: pytest.M
     found = here("models", "--json")
     found.failed_well("no space is left on the disk that holds /somewhere/file")
     assert found.json["error"]["type"] == "DiskSpaceError"
+
+
+@pytest.mark.parametrize(("name", "err"), [(None, ""), ("a:b", "something unexpected went wrong")])
+def test_a_closed_pipe_on_windows_ends_a_command_without_a_word(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch, name: str | None, err: str
+) -> None:
+    def closed(*_arguments: object, **_settings: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument", name)
+
+    monkeypatch.setattr("edgespec.cli.models.catalogue", closed)
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = here("models")
+    assert found.code == 1
+    assert bool(found.err) == bool(err)
+    assert err in found.err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -248,6 +249,20 @@ def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         here("serve", "--port", port).failed_well(f"port {port} is in use by", f"(process {os.getpid()})", "--port")
+
+
+@pytest.mark.parametrize(
+    ("port", "words"),
+    [("1024", "port 1024 is reserved or held by another program"), ("80", "this user may not listen on port 80")],
+)
+def test_a_port_that_is_refused_is_reported_with_what_to_choose(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch, port: str, words: str
+) -> None:
+    def refuse(_socket: socket.socket, _address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    here("serve", "--port", port).failed_well(words, "--port")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import sys
 import threading
@@ -150,6 +151,27 @@ def test_a_block_forgives_only_the_signals_that_it_names(interrupts: Interrupts)
     with Interrupts().installed() as serving, serving.during(forgives=SIGNALS):
         signal.raise_signal(signal.SIGTERM)
         assert (serving.leaving, serving.exit_code) == (False, None)
+
+
+def test_ctrl_break_on_windows_is_handled_as_sigterm_is(monkeypatch: pytest.MonkeyPatch, ended: list[int]) -> None:
+    monkeypatch.setattr(signal, "SIGBREAK", signal.SIGUSR1, raising=False)
+    spec = importlib.util.spec_from_file_location("interrupts_of_windows", module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    own = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "interrupts_of_windows", own)
+    spec.loader.exec_module(own)
+    before = signal.getsignal(signal.SIGUSR1)
+    with own.Interrupts().installed() as interrupts:
+        with interrupts.during(forgives=own.SIGNALS):
+            signal.raise_signal(signal.SIGUSR1)
+            assert (interrupts.pending(), interrupts.leaving) == (True, False)
+        interrupts.obeyed()
+        with interrupts.during():
+            signal.raise_signal(signal.SIGUSR1)
+        assert (interrupts.leaving, interrupts.exit_code) == (True, 128 + signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL, "the second ends native code too"
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_a_signal_stops_what_a_block_does_until_the_block_ends(interrupts: Interrupts) -> None:

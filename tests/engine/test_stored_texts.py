@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,32 @@ def test_a_home_that_cannot_be_written_keeps_answers_in_memory(tmp_path: Path) -
     kept.add([1, 2])
     kept.close()
     assert answers_of(kept) == [[1, 2]]
+
+
+@pytest.mark.parametrize(("refusals", "kept_in_file"), [(1, [[1, 2], [3], [4]]), (99, [[1, 2]])])
+def test_a_history_that_cannot_be_opened_is_read_again_with_the_next_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int, kept_in_file: list[list[int]]
+) -> None:
+    home, opened, refused = Home(tmp_path / "home"), StoredText.open, list[int]()
+    keep(home, [1, 2])
+
+    def refusing(*arguments: Any, **settings: Any) -> StoredText:
+        if len(refused) < refusals:
+            refused.append(1)
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredText, "open", refusing)
+        kept = KeptAnswers(home, VOCABULARY, SIZE)
+        assert "cannot be read" in (kept.take_notice() or "")
+        for answer in ([3], [4]):
+            kept.add(answer)
+            wait(kept)
+        kept.close()
+    assert kept.take_notice() is None
+    assert in_file(home) == kept_in_file
+    assert answers_of(kept)[-2:] == [[3], [4]]
 
 
 def test_a_folder_in_place_of_the_file_is_left_alone(tmp_path: Path) -> None:

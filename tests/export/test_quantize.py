@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import codecs
 import logging
+import sys
 import threading
 from pathlib import Path
 
@@ -62,6 +64,29 @@ def test_requantising_a_broken_or_empty_gguf_is_refused(models: Path, tmp_path: 
     with pytest.raises(ModelFileError, match="truncated"):
         requantize(broken, tmp_path / "new.gguf", "q8_0", 1)
     assert not (tmp_path / "new.gguf").exists()
+
+
+def test_on_windows_the_quantizers_output_is_named_in_the_code_page(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def code_page(name: str) -> codecs.CodecInfo | None:
+        return codecs.lookup("cp1252") if name == "mbcs" else None
+
+    def write(_source: bytes, destination: bytes, _settings: object) -> int:
+        (tmp_path / destination.decode("cp1252")).write_bytes((models / "f32.gguf").read_bytes())
+        return 0
+
+    monkeypatch.setattr(load().api, "llama_model_quantize", write)
+    monkeypatch.setattr(sys, "platform", "win32")
+    codecs.register(code_page)
+    try:
+        assert requantize(models / "f32.gguf", tmp_path / "modèle.gguf", "q8_0", 1).tensors
+        with pytest.raises(InvalidRequestError, match=r"llama\.cpp cannot write to .*モデル") as caught:
+            requantize(models / "f32.gguf", tmp_path / "モデル.gguf", "q8_0", 1)
+    finally:
+        codecs.unregister(code_page)
+    assert "-o" in str(caught.value.hint)
+    assert [path.name for path in tmp_path.iterdir()] == ["modèle.gguf"]
 
 
 def test_a_failure_of_the_quantizer_raises_an_error_and_leaves_no_file(

@@ -66,15 +66,15 @@ def test_the_old_export_stays_until_the_new_one_is_complete(tmp_path: Path) -> N
 
 def test_a_failing_last_rename_restores_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path / "out", "old")
-    rename, renames = Path.replace, []
+    replace, renames = os.replace, list[Path]()
 
-    def second_fails(path: Path, target: Path) -> Path:
+    def second_fails(path: Path, target: Path) -> None:
         renames.append(target)
         if len(renames) == 2:
             raise PermissionError(errno.EACCES, "denied")
-        return rename(path, target)
+        replace(path, target)
 
-    monkeypatch.setattr(Path, "replace", second_fails)
+    monkeypatch.setattr(os, "replace", second_fails)
     with pytest.raises(EdgespecError, match="cannot be written"):
         put(tmp_path / "out", "new")
     assert (tmp_path / "out" / "model.gguf").read_text() == "old"

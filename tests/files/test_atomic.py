@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import hashlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +106,33 @@ def test_a_full_disk_raises_disk_space_error_and_keeps_the_old_file(
     assert caught.value.hint
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["model.bin"]
+
+
+@pytest.mark.parametrize(
+    ("code", "held_s", "renamed"), [(32, 0.2, True), (5, 1.9, True), (5, 9.0, False), (2, 0.2, False)]
+)
+def test_a_rename_waits_while_another_program_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, held_s: float, renamed: bool
+) -> None:
+    now, replace = 0.0, os.replace
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    def refused(source: Path, target: Path) -> None:
+        if now < held_s:
+            error = PermissionError(errno.EACCES, "Permission denied")
+            error.winerror = code  # type: ignore[attr-defined]  # as on Windows
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refused)
+    monkeypatch.setattr(atomic, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with contextlib.suppress(PermissionError):
+        write_bytes(tmp_path / "model.bin", b"new")
+    assert names(tmp_path) == (["model.bin"] if renamed else [])
+    assert now < 2.2
 
 
 def test_a_file_name_that_is_not_utf_8_is_read_back(tmp_path: Path) -> None:
@@ -219,6 +250,22 @@ def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Pa
     finally:
         inside.kill()
         inside.communicate()
+
+
+def test_a_macs_temporaries_keep_their_host_when_its_name_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class System:
+        failed = 0
+
+        def gethostuuid(self, number: ctypes.Array[ctypes.c_ubyte], _wait: object) -> int:
+            number[0] = 7
+            return self.failed
+
+    before = atomic._host()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: System())
+    assert atomic._host() == bytes([7] + [0] * 15)
+    monkeypatch.setattr(System, "failed", -1)
+    assert atomic._host() == before == socket.gethostname().encode()
 
 
 def test_containers_with_the_same_hostname_get_different_temporary_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +94,35 @@ def test_a_driver_named_by_a_variable_is_identified_by_its_file(root: Path) -> N
     before = driver_identity(root, environ)
     os.utime(library, ns=(1, 1))
     assert driver_identity(root, environ) != before
+
+
+def test_a_driver_update_on_windows_changes_the_identity(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"0000": "31.0.15.5222", "0001": "32.0.101.6078"}
+
+    def opened(key: object, name: str) -> nullcontext[str]:
+        if name == "Properties":
+            raise PermissionError("Access is denied")
+        return nullcontext(name)
+
+    def name_at(_key: object, index: int) -> str:
+        try:
+            return ["0000", "Properties", "0001"][index]
+        except IndexError:
+            raise OSError("No more data is available") from None
+
+    registry = SimpleNamespace(
+        HKEY_LOCAL_MACHINE=0,
+        OpenKey=opened,
+        EnumKey=name_at,
+        QueryValueEx=lambda key, value: (versions[key], 1) if value == "DriverVersion" else None,
+    )
+    monkeypatch.setitem(sys.modules, "winreg", registry)  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = {driver_identity(root, {})}
+    for name in versions:
+        versions[name] += ".1"
+        found.add(driver_identity(root, {}))
+    assert len(found) == 3
 
 
 def test_a_machine_without_gpu_drivers_has_a_stable_identity(tmp_path: Path) -> None:

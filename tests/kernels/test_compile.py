@@ -89,6 +89,26 @@ def test_without_a_compiler_a_note_gives_the_runtimes_error_message(folder: Path
     assert caught.value.hint is not None
 
 
+def test_a_failed_build_makes_a_library_useless_that_windows_does_not_delete(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, unlink = folder / compiling.LIBRARY_NAME, Path.unlink
+    library.write_bytes(b"of older sources")
+    compiling.write_digest(library)
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if path == library:
+            raise PermissionError("it is loaded")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    assert "does not run" in str(compiling.build(folder))
+    assert {path.name for path in folder.iterdir()} == {library.name, compiling.NOTE_NAME}
+    with pytest.raises(RuntimeUnavailableError, match="damaged or incomplete"):
+        native_library.load()
+
+
 @pytest.mark.slow
 def test_a_compiler_error_is_quoted_in_the_note(folder: Path, compiler: str) -> None:
     sources_in(folder, broken=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama.devices import EVERYTHING, Device, find_device, list_devices, place
+from edgespec.runtimes.llama.library import LlamaLibrary
 from tests.support.native_devices import ACCEL, CPU, GPU, IGPU, Native, NativeLibrary, gpu
 
 
@@ -37,6 +40,21 @@ def test_a_build_without_a_registry_has_no_devices() -> None:
     half = NativeLibrary(Native())
     del half.ggml_backend_dev_memory
     assert list_devices(half) == ()
+
+
+def test_windows_finds_the_registry_in_the_libraries_that_llama_cpp_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = {"ggml.dll": NativeLibrary(Native()), "ggml-base.dll": NativeLibrary(Native())}
+    del loaded["ggml.dll"].ggml_backend_dev_name  # the two share the functions
+    for name in ("llama.dll", *loaded):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: loaded[Path(path).name])
+    api = SimpleNamespace(_lib=SimpleNamespace(_name=str(tmp_path / "llama.dll")))
+    library = LlamaLibrary(api=api, version="", build="", has_tiles=False, log_bridge=None)
+    assert library.devices() == ()
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert [device.name for device in library.devices()] == ["Vulkan0"]
 
 
 # --------------------------------------------------------------------------------- false answers of backends

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import CancelledError as FutureCancelledError, Future, wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from edgespec.engine.answer import AnswerTask
 from edgespec.errors import ClosedError, MemoryLimitError
-from edgespec.runtimes.thread import WorkerThread, map_on_threads
+from edgespec.runtimes import thread as module
+from edgespec.runtimes.process.frames import Frame
+from edgespec.runtimes.process.link import WorkerLink
+from edgespec.runtimes.thread import WorkerThread, map_on_threads, take
 
 WAIT_S = 60
 
@@ -152,6 +160,71 @@ def test_a_running_jobs_future_cannot_be_cancelled(worker: WorkerThread) -> None
     assert not future.cancel()
     release.set()
     assert future.result(WAIT_S) == 7
+
+
+def test_no_wait_on_windows_is_longer_than_a_tenth_of_a_second(
+    worker: WorkerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C interrupts none there, and is seen between two."""
+    waits = list[float]()
+
+    def waiting(futures: list[Future[int]], timeout: float) -> object:
+        waits.append(timeout)
+        return wait(futures, timeout)
+
+    def result(future: Future[int]) -> int:
+        assert future.done()
+        return before(future)
+
+    before = Future.result
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(module, "wait", waiting)
+    monkeypatch.setattr(Future, "result", result)
+    assert worker.run(lambda: time.sleep(0.25) or 7) == 7
+    assert worker.run(lambda: time.sleep(0.25) or 8, lambda: True) == 8
+    assert len(waits) >= 6
+    assert max(waits) <= 0.1
+
+
+class SlowQueue:
+    """Its item comes at a time of an invented clock; it notes how long each wait was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, comes_after_s: float, item: object = None) -> None:
+        self.waits, self._comes_after_s, self._item, self.now = list[float](), comes_after_s, item, 0.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(sys, "platform", "win32")
+
+    def get(self, timeout: float) -> object:
+        self.waits.append(timeout)
+        self.now += timeout
+        if self.now < self._comes_after_s:
+            raise queue.Empty
+        return self._item
+
+
+@pytest.mark.parametrize(
+    ("comes_after_s", "timeout_s", "times"), [(0.35, math.inf, 4), (0.0, 9.0, 1), (9.0, 0.25, 3)]
+)
+def test_a_queue_on_windows_is_asked_every_tenth_of_a_second(
+    monkeypatch: pytest.MonkeyPatch, comes_after_s: float, timeout_s: float, times: int
+) -> None:
+    items: Any = SlowQueue(monkeypatch, comes_after_s, "item")
+    with contextlib.nullcontext() if comes_after_s < timeout_s else pytest.raises(queue.Empty):
+        assert take(items, timeout_s) == "item"
+    assert len(items.waits) == times
+    assert max(items.waits) <= 0.1
+    assert sum(items.waits) <= timeout_s + 1e-9
+
+
+def test_answers_and_worker_processes_are_awaited_in_these_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    items: Any = SlowQueue(monkeypatch, 0.35)
+    reader: Any = SimpleNamespace(_events=items, _ahead=threading.Semaphore(0))
+    assert AnswerTask.read(reader) is None
+    frame = Frame({"id": 3})
+    inbox: Any = SimpleNamespace(queue=SlowQueue(monkeypatch, 0.35, frame))
+    link: Any = SimpleNamespace()
+    assert WorkerLink._wait(link, 3, inbox, 60.0, None) is frame
+    assert len(items.waits) == len(inbox.queue.waits) == 4
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a thread cannot be sent SIGINT on Windows")

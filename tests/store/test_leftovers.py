@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.errors import EdgespecError, ModelNotFoundError
 from edgespec.files.home import Home
+from edgespec.store import leftovers
 from edgespec.store.manifest import Manifest, write_manifest
 from edgespec.store.references import ModelSpec
 from edgespec.store.store import Store
@@ -51,13 +52,17 @@ def store(home: Home) -> Store:
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Use:
     """Set the file that a program uses: deleting it then fails as on Windows."""
+    return refuse(monkeypatch, 1224)  # as Windows says of a file that is mapped
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, code: int) -> Use:
     in_use: list[Path | None] = [None]
     unlink = Path.unlink
 
     def refusing(path: Path, missing_ok: bool = False) -> None:
         if path == in_use[0]:
             error = PermissionError(errno.EACCES, "used by another process", str(path))
-            error.winerror = 1224  # type: ignore[attr-defined]  # as Windows says of a file that is mapped
+            error.winerror = code  # type: ignore[attr-defined]
             raise error
         unlink(path, missing_ok=missing_ok)
 
@@ -82,6 +87,37 @@ def test_removing_a_model_whose_file_is_in_use_takes_effect_immediately(store: S
     assert "was removed" in store.ignored()[home.models / "tiny"]
     with pytest.raises(ModelNotFoundError):
         store.remove("tiny")
+
+
+def test_a_file_that_is_mapped_and_no_longer_open_is_in_use_and_a_read_only_one_is_not(
+    store: Store, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = home.models / "tiny" / "tiny.gguf"
+    refuse(monkeypatch, 5)(weights)
+    with monkeypatch.context() as patch:
+        patch.setattr(leftovers.os, "access", lambda path, _mode: path != weights)
+        with pytest.raises(EdgespecError, match="tiny cannot be removed"):
+            store.remove("tiny")
+    assert store.find("tiny") is not None
+    assert store.remove("tiny").in_use == (weights,)
+    assert store.find("tiny") is None
+
+
+def test_a_removal_that_was_killed_is_finished_at_the_next_listing(
+    store: Store, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = Path.unlink
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        unlink(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.remove("tiny")
+    assert store.list() == []
+    assert not (home.models / "tiny").exists()
 
 
 def test_files_left_by_a_removal_are_deleted_at_the_next_listing(store: Store, home: Home, used: Use) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: a signal is noted, and the command ends where it looks.
+"""Ctrl-C, SIGTERM, SIGHUP and Ctrl-Break: a signal is noted, and the command ends where it looks.
 
 An exception that a signal handler raises arrives between any two instructions: inside a lock's own code, or in a
 destructor, where Python drops it. So the handler raises nothing, except while a person's line is awaited.
@@ -22,9 +22,10 @@ from edgespec.errors import EdgespecError
 
 T = TypeVar("T")
 
-# Windows has no SIGHUP.
-_SIGHUP = getattr(signal, "SIGHUP", None)
-SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _SIGHUP) if number is not None)
+# Windows has no SIGHUP. Only Windows has SIGBREAK: Ctrl-Break, and how a process asks another to end.
+_SIGHUP, _SIGBREAK = getattr(signal, "SIGHUP", None), getattr(signal, "SIGBREAK", None)
+_ENDING = tuple(number for number in (signal.SIGTERM, _SIGBREAK) if number is not None)
+SIGNALS = tuple(number for number in (signal.SIGINT, *_ENDING, _SIGHUP) if number is not None)
 
 _TWICE_WITHIN_S = 2.0
 
@@ -55,7 +56,7 @@ class Interrupts:
 
     The first signal is noted (``check`` raises KeyboardInterrupt, ``pending``), and makes ``leaving`` true unless the
     block forgives it. The next one ends the process immediately once ``leaving`` is true, but for SIGHUP, of which a
-    closed terminal sends several. ``number`` is that of SIGTERM or SIGHUP, None without one.
+    closed terminal sends several. ``number`` is that of SIGTERM, SIGHUP or SIGBREAK, None without one.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that a shell expects: 128 plus the signal's number; None without SIGTERM and SIGHUP."""
+        """The exit code that a shell expects: 128 plus ``number``; None without a number."""
         return None if self.number is None else 128 + self.number
 
     def pending(self) -> bool:
@@ -149,7 +150,7 @@ class Interrupts:
         if number not in self._block.forgives or self._again(time.monotonic()):
             self.leaving = True
             self.number = None if number == signal.SIGINT else number
-            if number == signal.SIGTERM:
+            if number in _ENDING:
                 signal.signal(number, signal.SIG_DFL)  # the next one also ends native code that does not return
         self._pending = True
         self._signals.put(self._block)  # a block that begins later is not stopped by this signal

@@ -77,7 +77,8 @@ class State:
 def prepare_streams() -> bool:
     """Make the standard streams usable; False if stdout is closed.
 
-    A character that the output's encoding lacks becomes ``?``. A closed stdin reads as empty.
+    A character that the output's encoding lacks becomes ``?``. A file or pipe gets UTF-8 on Windows too, unless
+    PYTHONIOENCODING is set. A closed stdin reads as empty.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
@@ -86,7 +87,8 @@ def prepare_streams() -> bool:
     if sys.stdout is None:
         return False
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        ansi = sys.platform == "win32" and not sys.stdout.isatty() and "PYTHONIOENCODING" not in os.environ
+        sys.stdout.reconfigure(encoding="utf-8" if ansi else None, errors="replace")
     return True
 
 

@@ -69,6 +69,7 @@ class KeptAnswers:
         self.text: StoredText | None = None
         self.notice: str | None = None
         self._may_replace = True
+        self._stamp: Stamp | None = None  # of the file that was read or written last
         self._read(_stamp(self.path))
 
     def add(self, tokens: Sequence[int]) -> None:
@@ -116,10 +117,13 @@ class KeptAnswers:
 
     def _read(self, stamp: Stamp | None) -> None:
         most = max(self._most, MOST_TOKENS)  # what may have been kept with another limit
-        self.text, notice = open_or_set_aside(self.path, self._vocabulary, self._size, _WHAT, most_tokens=most)
-        self.notice = notice or self.notice
-        self._stamp = stamp
-        self._may_replace = self.text is not None or not self.path.exists()  # else it could not be read
+        text, notice = open_or_set_aside(self.path, self._vocabulary, self._size, _WHAT, most_tokens=most)
+        could = self._may_replace
+        self._may_replace = text is not None or not self.path.exists()  # else it could not be read, and is read again
+        if self._may_replace:
+            self.text, self._stamp = text, stamp
+        if self._may_replace or could:  # each failure would say the same
+            self.notice = notice or self.notice
 
     def _shorten(self, texts: list[Text]) -> None:
         """Drop the oldest until the others have at most ``most_tokens``."""

@@ -39,7 +39,7 @@ from edgespec.export.gguf.parts import (
 from edgespec.export.gguf.quantize import find_quant, most_bytes, requantize
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.staging import check_replaceable, staged_folder
-from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.atomic import rename, sha256_file, write_json
 from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
@@ -118,7 +118,8 @@ def export_whole(
         if model is header:
             written = _write_all(header, stage, files, job)
         else:
-            path = model.path.rename(stage / MODEL)
+            path = stage / MODEL
+            rename(model.path, path)
             written = {MODEL: {"bytes": model.file_bytes, "sha256": sha256_file(path, Job(cancelled=job.cancelled))}}
         manifest = {
             **_described(header, "gguf", provenance),

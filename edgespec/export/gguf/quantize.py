@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ def requantize(source: Path, destination: Path, quant: str, threads: int, job: J
     header = read_header(source)
     if not header.tensors:
         raise ModelFileError(source, "it holds no tensors to quantise")
+    written = _name_for_writing(destination)
     api: Any = load().api
     params = api.llama_model_quantize_default_params()
     params.nthread = threads
@@ -97,9 +99,7 @@ def requantize(source: Path, destination: Path, quant: str, threads: int, job: J
     abandoned = threading.Event()
 
     def work() -> None:
-        codes.append(
-            int(api.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params)))
-        )
+        codes.append(int(api.llama_model_quantize(os.fsencode(source), written, ctypes.byref(params))))
         if abandoned.is_set():
             _remove(destination)  # llama.cpp opened the file after the cancellation
 
@@ -121,6 +121,19 @@ def requantize(source: Path, destination: Path, quant: str, threads: int, job: J
         abandoned.set()
         _remove(destination)
         raise
+
+
+def _name_for_writing(path: Path) -> bytes:
+    """The path as llama.cpp's quantizer opens its output: on Windows in the system's code page, not in UTF-8."""
+    if sys.platform != "win32":
+        return os.fsencode(path)
+    try:
+        return str(path).encode("mbcs")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"llama.cpp cannot write to {path}: Windows' code page lacks some of its letters",
+            hint="choose a folder with plain letters with -o",
+        ) from error
 
 
 def _remove(path: Path) -> None:

@@ -18,7 +18,7 @@ from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.packages import require
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.export.staging import staged_folder
-from edgespec.files.atomic import sha256_file, write_json
+from edgespec.files.atomic import rename, sha256_file, write_json
 from edgespec.files.checked import DOWNLOAD_AGAIN
 from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.gguf.header import read_header
@@ -82,7 +82,7 @@ def export_from_folder(
         if chosen is not None:
             quantised = stage / REQUANTISED
             requantize(path, quantised, chosen.name, threads, job)
-            quantised.replace(path)
+            rename(quantised, path)
             header = read_header(path)
         digest = sha256_file(path, Job(cancelled=job.cancelled))
         manifest = {

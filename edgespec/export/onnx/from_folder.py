@@ -26,7 +26,7 @@ from edgespec.export.optimum.process import check_interpreter, run_worker, versi
 from edgespec.export.packages import require
 from edgespec.export.provenance import Provenance
 from edgespec.export.staging import staged_folder
-from edgespec.files.atomic import CHUNK_BYTES, sha256_file, write_json
+from edgespec.files.atomic import CHUNK_BYTES, sha256_file, when_free, write_json
 from edgespec.files.export_folder import MANIFEST_NAME
 from edgespec.files.home import Home
 from edgespec.files.onnx.artefact import DATA_NAME
@@ -84,7 +84,7 @@ def export_folder_to_onnx(
         for step in (["convert", os.fspath(source.resolve()), os.fspath(work)], ["pack", os.fspath(work), quant]):
             result = run_worker(python, step, source=provenance.name, job=job)
         graph, files = _write_graph(work, stage, model, job)
-        shutil.rmtree(work)
+        when_free(lambda: shutil.rmtree(work))
         write_weightless(stage / TOKENIZER_NAME, model.architecture, provenance, model.metadata(graph), vocabulary)
         for written in (TOKENIZER_NAME, GRAPH_NAME):
             path = stage / written

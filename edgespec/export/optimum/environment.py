@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from edgespec.errors import DownloadError, EdgespecError
 from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
-from edgespec.files.atomic import remove_stale_temporaries, sync_folder, temporary_name, write_json
+from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
@@ -97,7 +97,7 @@ def prepare_environment(
                 _build(stage, run, job)
                 write_json(stage / MARKER, {"pins": PINS})
                 shutil.rmtree(folder, ignore_errors=True)  # an environment without the marker is incomplete
-                stage.replace(folder)
+                rename(stage, folder)
                 sync_folder(home.tools)
         except OSError as error:
             raise EdgespecError(

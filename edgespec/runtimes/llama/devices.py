@@ -53,15 +53,15 @@ class Device:
         return self.kind in _HOLDING
 
 
-def list_devices(library: Any, *, with_memory: bool = True) -> tuple[Device, ...]:
-    """The devices of every backend in the loaded ``library``, with the CPU; empty if it exports no registry.
+def list_devices(*libraries: Any, with_memory: bool = True) -> tuple[Device, ...]:
+    """The devices of every backend in the loaded ``libraries``, with the CPU; empty if they export no registry.
 
     Asking for memory may wake up a driver, and a driver that has lost its device may end the process. Without
     ``with_memory`` only names and kinds are read.
     """
 
     def bound(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-        function = getattr(library, name)
+        function = getattr(next((each for each in libraries if hasattr(each, name)), None), name)
         function.restype, function.argtypes = result, list(arguments)
         return function  # type: ignore[no-any-return]
 

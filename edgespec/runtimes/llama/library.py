@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ class LlamaLibrary:
 
         Without ``with_memory`` drivers are asked for names only, which wakes up none of the drivers.
         """
-        return list_devices(self.api._lib, with_memory=with_memory)
+        return list_devices(self.api._lib, *_dependencies(self.api), with_memory=with_memory)
 
 
 def load() -> LlamaLibrary:
@@ -142,6 +143,13 @@ def _load() -> LlamaLibrary:
         has_tiles=b"AMX_INT8 = 1" in features,
         log_bridge=bridge,
     )
+
+
+def _dependencies(api: Any) -> list[ctypes.CDLL]:
+    """On Windows the loaded ggml libraries: there a name is not looked for in a library's dependencies."""
+    folder = Path(str(api._lib._name)).parent
+    names = ("ggml.dll", "ggml-base.dll", "libggml.dll", "libggml-base.dll") if sys.platform == "win32" else ()
+    return [ctypes.CDLL(str(folder / name)) for name in names if (folder / name).is_file()]
 
 
 def _build_identity(api: Any, version: str, features: bytes) -> str:

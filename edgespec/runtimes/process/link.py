@@ -24,7 +24,7 @@ from typing import Any, Final
 from edgespec.errors import ClosedError, MemoryLimitError, RuntimeUnavailableError, WorkerLostError
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, encode_frame, read_frame, rebuild_error
-from edgespec.runtimes.thread import start_thread
+from edgespec.runtimes.thread import start_thread, take
 
 # After a deadline the answer may already lie in the pipe, if the parent was stopped (Ctrl-Z): the reader gets this
 # long to deliver it. Reading a pipe takes microseconds, scheduling on a busy machine some tenths of a second.
@@ -155,10 +155,10 @@ class WorkerLink:
         told = False
         while True:
             try:
-                item = inbox.queue.get(timeout=max(0.0, deadline - time.monotonic()))
+                item = take(inbox.queue, max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 try:
-                    item = inbox.queue.get(timeout=_GRACE_S)
+                    item = take(inbox.queue, _GRACE_S)
                 except queue.Empty:
                     self.lose("it does not answer" if not told else "it does not answer to a cancel")
                     raise self.lost_error() from None

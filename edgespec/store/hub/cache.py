@@ -11,7 +11,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from edgespec.errors import DownloadError
-from edgespec.files.atomic import sync_folder, write_text
+from edgespec.files.atomic import rename, sync_folder, write_text
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -95,10 +95,10 @@ class RepoCache:
             try:
                 pointer.symlink_to(os.path.relpath(blob, pointer.parent))
             except OSError:  # Windows without the right to create links: move the file, as huggingface_hub does
-                blob.replace(pointer)
+                rename(blob, pointer)
             sync_folder(pointer.parent)
         elif blob.exists() and not pointer.samefile(blob):
-            blob.replace(pointer)
+            rename(blob, pointer)
         if revision != commit:
             write_text(self._folder / "refs" / PurePosixPath(revision), commit)
         return pointer

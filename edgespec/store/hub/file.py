@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError
-from edgespec.files.atomic import CHUNK_BYTES, sha256_file, sync_folder
+from edgespec.files.atomic import CHUNK_BYTES, rename, sha256_file, sync_folder
 from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
 from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job, ProgressEvent
@@ -233,7 +233,7 @@ class _Download:
                 hint="try again; if it persists, a proxy or mirror alters the file",
             )
         blob = self._folder.blob(self._resolved.etag)
-        self._partial.replace(blob)
+        rename(self._partial, blob)
         sync_folder(blob.parent)
         return self._published(sha256)
 

