@@ -7,7 +7,7 @@ together ask the same number of questions for each number of clients. The arms a
 every number of clients without drafting and as planned, in rotating order. Every answer is compared with the one
 client's answer to the same question. Prints one JSON object.
 Rates are tokens per second of all clients together, from the first question to the last answer, prompts included;
-`entries_per_forward` counts sequences in a forward, of target and drafter together.
+`entries_per_forward` counts sequences in a forward, the heaviest model first.
 """
 
 from __future__ import annotations
@@ -103,23 +103,23 @@ def rotated(names: Sequence[str], turns: int) -> Iterator[list[str]]:
 
 
 class StepCounts:
-    """Counts forwards and their entries, of all native models of this process."""
+    """Counts the entries of forwards, for each native model of this process."""
 
     def __init__(self) -> None:
-        self.forwards = self.entries = 0
+        self.entries: dict[float, list[int]] = {}  # by the bytes that a forward reads
         compute, lock = NativeBatch._compute, threading.Lock()
 
         def counted(batch: NativeBatch, shares: Sequence[Share]) -> Sequence[int]:
             with lock:
-                self.forwards, self.entries = self.forwards + 1, self.entries + len(shares)
+                self.entries.setdefault(batch._scheduler._weight, []).append(len(shares))
             return compute(batch, shares)
 
         NativeBatch._compute = counted  # type: ignore[method-assign, assignment]
 
-    def take(self) -> float:
-        """Entries per forward since the last call."""
-        found = self.entries / max(self.forwards, 1)
-        self.forwards = self.entries = 0
+    def take(self) -> list[float]:
+        """Entries per forward since the last call, the heaviest model first."""
+        found = [statistics.mean(self.entries[weight]) for weight in sorted(self.entries, reverse=True)]
+        self.entries.clear()
         return found
 
 
@@ -127,7 +127,7 @@ def measure(engine: Engine, counts: StepCounts, clients: Sequence[int], tokens: 
     """The report. Raises AssertionError if an answer differs."""
     chosen = arms(clients)
     rates: dict[str, list[float]] = {name: [] for name in chosen}
-    entries: dict[str, list[float]] = {name: [] for name in chosen}
+    entries: dict[str, list[list[float]]] = {name: [] for name in chosen}
     _, expected = run_clients(engine, 1, tokens, None)
     for names in rotated(list(chosen), turns):
         for name in names:
@@ -142,7 +142,10 @@ def measure(engine: Engine, counts: StepCounts, clients: Sequence[int], tokens: 
         "tokens_per_s": {name: round(rate, 2) for name, rate in medians.items()},
         "times_plain": {name: round(rate / medians["1 plain"], 3) for name, rate in medians.items()},
         "times_planned": {name: round(rate / medians["1 planned"], 3) for name, rate in medians.items()},
-        "entries_per_forward": {name: round(statistics.mean(found), 2) for name, found in entries.items()},
+        "entries_per_forward": {
+            name: [round(statistics.mean(model), 2) for model in zip(*found, strict=False)]
+            for name, found in entries.items()
+        },
         "all_tokens_per_s": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},
     }
 

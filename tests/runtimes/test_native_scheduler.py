@@ -401,7 +401,7 @@ def test_the_first_forward_of_a_round_waits_for_those_of_others(monkeypatch: pyt
     gathering = Gathering(monkeypatch, step_s=0.01)
     leader, other = gathering.answer(0.05, gap_s=0.05), gathering.answer(0.05, gap_s=0.05)
     assert gathering.gather(leader) == [pytest.approx(FIRST_SHARE * 0.01)]
-    assert other.missed
+    assert (other.late, other.missed) == (True, False), "a prompt may still wait for it"
     assert gathering.gather(leader) == [], "what did not come is not awaited again"
 
 

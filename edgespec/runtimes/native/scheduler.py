@@ -77,6 +77,7 @@ class Member:
     round_s: float | None = None  # smoothed time from step to step
     step_s: float = 0.0  # what its last step took
     missed: bool = False  # since its last step a prompt has waited for it, and it did not come
+    late: bool = False  # since its last step another's round has
     gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
 
     def arrived(self, now: float) -> None:
@@ -87,7 +88,7 @@ class Member:
         self.step_s = step_s
         if answers and self.answers and self.gaps_s[1] < self.active_s:
             self.round_s = took if self.round_s is None else 0.75 * self.round_s + 0.25 * took
-        self.ended_at, self.answers, self.missed = now, answers, False
+        self.ended_at, self.answers, self.missed, self.late = now, answers, False, False
 
     @property
     def active_s(self) -> float:
@@ -429,7 +430,7 @@ class BatchScheduler:
                 only_prompts = not any(each.is_whole for each in self._waiting)
                 expected = [member for member in away if member.expected_s(now) > 0.0] if only_prompts else []
                 begins = not only_prompts and self._leader is not None and self._leader.member.gaps_s[1] >= QUICK_S
-                soon = [member for member in away if begins and not member.missed and member.is_answering(now)]
+                soon = [member for member in away if begins and not member.late and member.is_answering(now)]
                 near = sum(member.is_near(now) for member in away) + len(soon)
                 if expected:
                     limit_s = min(begun + RIDE_S - now, max(member.expected_s(now) for member in expected))
@@ -437,8 +438,7 @@ class BatchScheduler:
                     wait_s = max(STRAGGLER_S, FIRST_SHARE * (self._times.seconds(1) or 0.0)) if soon else STRAGGLER_S
                     limit_s = min(wait_s, begun + len(here | away) * wait_s - now) if near else 0.0
                 if limit_s <= 0.0:
-                    for member in (*expected, *soon):
-                        member.missed = True
+                    self._came_not(expected, soon)
                     return
                 arrival = self._arrival = threading.Lock()
                 arrival.acquire()
@@ -446,9 +446,16 @@ class BatchScheduler:
             with self._lock:
                 self._arrival = None
             if not arrived and not expected:
-                for member in soon:
-                    member.missed = True
+                self._came_not((), soon)
                 return
+
+    @staticmethod
+    def _came_not(expected: Collection[Member], soon: Collection[Member]) -> None:
+        """Those that a prompt, or another's round, has waited for are not awaited again before their next step."""
+        for member in expected:
+            member.missed = True
+        for member in soon:
+            member.late = True
 
     def _patience_s(self) -> float:
         """How long the step waits for lighter models: 0.0 if all running answers are in it."""
