@@ -66,13 +66,18 @@ class _Cache:
     start: int = 0
     known: list[int] = field(default_factory=list)
     waited_s: float = 0.0  # of the proposal's forwards, for those of other answers
-    companions: int = 0  # other answers in the proposal's forwards
+    companions: int = 0  # other answers in the proposal's drafting forwards
+    batched: BatchedSequence | None = field(init=False)  # the sequence, if its forwards may hold others
+
+    def __post_init__(self) -> None:
+        self.batched = self.sequence if isinstance(self.sequence, BatchedSequence) else None
 
     def forward(self, tokens: list[int], rows: int) -> Rows:
         scores = self.sequence.forward(tokens, rows)
-        if isinstance(self.sequence, BatchedSequence):
-            self.waited_s += self.sequence.waited_s
-            self.companions += self.sequence.company.answers
+        if self.batched is not None:
+            self.waited_s += self.batched.waited_s
+            if rows:
+                self.companions += self.batched.company.answers
         return scores
 
     def reaches(self, context: Context) -> int:

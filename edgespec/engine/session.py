@@ -129,20 +129,18 @@ class Session:
         return self._pair.speculation() if self._speculation is None else self._speculation
 
     def clear(self, *, keep_cache: bool = True) -> None:
-        """Forget the conversation, but keep the system message.
-
-        With ``keep_cache`` a later prompt reuses the cache for tokens that it shares with the old conversation.
-        """
+        """Forget the conversation but for the system message; ``keep_cache``: a later prompt may reuse its tokens."""
         self._settle_forgotten()
-        if not keep_cache:
-            with self._lock:
-                self._reopen_if_broken()
-                self._conversation.history = []
-                emptied = self._target.submit(partial(self._target.rewind, 0))  # before a later answer
-                drafts, self._drafts = self._drafts, self._start_drafts()
-            emptied.result()
-            drafts.close()
-        self._conversation.clear()
+        with contextlib.ExitStack() as after:
+            if not keep_cache:
+                with self._lock:
+                    self._reopen_if_broken()
+                    self._conversation.history, drafts = [], self._drafts
+                    emptied = self._target.submit(partial(self._target.rewind, 0))  # before a later answer
+                    after.callback(lambda: awaited(emptied).result())
+                    self._drafts = self._start_drafts()
+                after.callback(drafts.close)
+            self._conversation.clear()
 
     def undo(self) -> str | None:
         """Remove the last turn. Returns its prompt, for another ``generate``; None without a turn."""
@@ -516,16 +514,16 @@ class Session:
 
     def _reopen_if_broken(self) -> None:
         """Open an empty cache if the old one cannot be rewound. Raises InvalidRequestError during an answer."""
-        with contextlib.ExitStack() as without_lock, self._lock:
+        with self._lock:
             if self._active is not None:
                 raise busy()
             try:
                 self._target.rewind(self._target.length)
             except RewindError:
-                without_lock.callback(self._drafts.close)
-                without_lock.callback(self._target.close)
+                self._target.close()  # first: there may be no memory for both
                 self._target = self._open_target()
-                self._drafts = self._start_drafts()  # they may read what the target computes
+                drafts, self._drafts = self._drafts, self._start_drafts()  # they may read what the target computes
+                drafts.close()
 
     @property
     def _target_model(self) -> Model:

@@ -78,6 +78,7 @@ class TranslatedSequence:
 
     def __init__(self, sequence: Sequence, tokens: TokenMap) -> None:
         self._sequence = sequence
+        self._batched = sequence if isinstance(sequence, BatchedSequence) else None
         self._tokens = tokens
         self._ends: list[int] = []  # how many of the drafter's tokens end with each token
         self._columns = _Columns(tokens)
@@ -92,11 +93,11 @@ class TranslatedSequence:
 
     @property
     def company(self) -> Company:
-        return self._sequence.company if isinstance(self._sequence, BatchedSequence) else ALONE
+        return ALONE if self._batched is None else self._batched.company
 
     @property
     def waited_s(self) -> float:
-        return self._sequence.waited_s if isinstance(self._sequence, BatchedSequence) else 0.0
+        return 0.0 if self._batched is None else self._batched.waited_s
 
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         if not 0 <= rows <= len(tokens):

@@ -30,7 +30,8 @@ def delete(folder: Path) -> tuple[int, list[Path]]:
     """
     mark, freed, left = folder / MARK, 0, list[Path]()
     was_marked = mark.exists()
-    mark.touch()
+    with contextlib.suppress(OSError):  # a full disk takes no new file, and is what models are removed for
+        mark.touch()
     for path in sorted(folder.rglob("*"), reverse=True):  # contents come before their folder
         if path == mark or (path.is_dir() and not path.is_symlink()):
             continue
@@ -46,7 +47,9 @@ def delete(folder: Path) -> tuple[int, list[Path]]:
             left.append(path)
         else:
             freed += size
-    if not left:
+    if left:
+        mark.touch()
+    else:
         shutil.rmtree(folder)
     return freed, left
 

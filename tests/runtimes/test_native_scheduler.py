@@ -426,6 +426,19 @@ def test_a_step_with_all_answers_waits_for_no_drafts(monkeypatch: pytest.MonkeyP
     assert patience == [pytest.approx(PATIENCE * 0.02) if away else 0.0]
 
 
+@pytest.mark.parametrize(("tokens", "announced"), [(2, [1.0]), (200, [])])
+def test_heavier_models_wait_while_rows_of_answers_are_collected_and_not_for_prompts(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, announced: list[float]
+) -> None:
+    model, found = Model(), []
+    turns = model.scheduler._turns
+    monkeypatch.setattr(model.scheduler, "_gather", lambda: found.append(list(turns._gathering)))
+    model.scheduler._members.add(Member(NativeCancel()))
+    assert model.scheduler.run(request(tokens)) == OK
+    assert found[0] == announced
+    assert turns._gathering == []
+
+
 def test_each_request_gets_its_own_status() -> None:
     model = Model()
     model.code = lambda share: BAD_REQUEST if share.count == 3 else OK

@@ -120,6 +120,18 @@ def test_a_removal_that_was_killed_is_finished_at_the_next_listing(
     assert not (home.models / "tiny").exists()
 
 
+def test_a_model_is_removed_where_the_disk_takes_no_new_file(
+    store: Store, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_path: Path, *_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    store.find("tiny")
+    monkeypatch.setattr(Path, "touch", full)
+    leftovers.delete(home.models / "tiny")
+    assert not (home.models / "tiny").exists()
+
+
 def test_files_left_by_a_removal_are_deleted_at_the_next_listing(store: Store, home: Home, used: Use) -> None:
     used(home.models / "tiny" / "tiny.gguf")
     store.remove("tiny")

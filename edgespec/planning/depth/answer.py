@@ -115,6 +115,7 @@ class AnswerDepth:
         self._rivals = Rivals()
         self._wild = 0  # the last rounds in a row that took far longer than is plausible
         self._places = self._right = 0  # guesses of the drafting model that the text has judged, and the right ones
+        self._unsuited = False
         self._load = Load()
         self._loading, self._read, self._asked = False, 0, 0
         self._would_pause = False  # whether the drafter would have read for too long beside others
@@ -167,7 +168,7 @@ class AnswerDepth:
 
     @property
     def may_draft(self) -> bool:
-        return self._trust.on or not (self._trust.failed or self._unsuited)
+        return not self._unsuited and (self._trust.on or not self._trust.failed)
 
     def allow_free(self, source: str) -> Allowance:
         with self._control.lock:
@@ -223,8 +224,7 @@ class AnswerDepth:
         """Whether drafting costs other answers more than it brings this one."""
         return self._load.others > 0.0 and self._usual(0) <= DRAFT_MARGIN - 1.0 + SHARED_MARGIN * self._load.others
 
-    @property
-    def _unsuited(self) -> bool:
+    def _is_unsuited(self) -> bool:
         """Whether the answer has shown that a drafting model with another vocabulary does not know its text."""
         if self._control.model not in self._costs.translated or self._places < PLACES_JUDGED:
             return False
@@ -389,6 +389,7 @@ class AnswerDepth:
     def _judge_places(self, hits: Sequence[bool]) -> None:
         self._places += len(hits)
         self._right += sum(hits)
+        self._unsuited = self._is_unsuited()
 
     def learn_alternatives(self, source: str, odds: Sequence[float], hits: Sequence[bool]) -> None:
         with self._control.lock:

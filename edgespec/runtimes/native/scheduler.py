@@ -9,6 +9,7 @@ most PREFILL_CHUNK_TOKENS. The one with the fewest tokens left goes first, unles
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -401,10 +402,7 @@ class BatchScheduler:
     def _lead(self, request: Request) -> None:
         try:
             while request.code is None:
-                if len(self._members) > 1:
-                    with self._turns.gathering(self._weight):
-                        self._gather()
-                entered = self._turns.is_crowded and self._turns.enter(self._weight, self._patience_s())
+                entered = self._enter()
                 try:
                     self._step()
                 finally:
@@ -417,6 +415,17 @@ class BatchScheduler:
                 self._pass_on()
 
     # ------------------------------------------------------------------------------------------- a step
+
+    def _enter(self) -> bool:
+        """Collect a step and wait for its turn. Returns whether ``leave`` is to follow."""
+        with contextlib.ExitStack() as announced:
+            if len(self._members) > 1:
+                with self._lock:
+                    drafts = any(each.is_whole for each in self._waiting)
+                if drafts:  # heavier models do not wait for a prompt, which may wait for what they compute
+                    announced.enter_context(self._turns.gathering(self._weight))
+                self._gather()
+            return self._turns.is_crowded and self._turns.enter(self._weight, self._patience_s())
 
     def _gather(self) -> None:
         """Wait a moment for Sequences that are expected."""

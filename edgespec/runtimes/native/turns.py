@@ -24,8 +24,8 @@ class Turns:
     """While several Sequences of one model are in use, one model computes at a time.
 
     A lighter model goes first: while one answer still drafts, the others' rows wait for its rows, so that one step of
-    the heavier model verifies all. A heavier step waits no longer than one such step takes. With one Sequence
-    of each model nothing waits: a pipelined loop uses two models simultaneously.
+    the heavier model verifies all. A heavier step waits no longer than its patience. With one Sequence of each model
+    nothing waits: a pipelined loop uses two models simultaneously.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
