@@ -178,7 +178,9 @@ def test_a_proposal_says_how_long_it_waited_for_other_answers_and_how_many_share
     assert proposal.companions == pytest.approx(1 / 3), "at 20, 21 and 22 tokens"
     assert proposal.waited_s == 15.0
     assert -5.0 <= proposal.sync_s < 0.0, "reading leaves the wait out"
-    read = started(BatchedModel(seed=1), context_length=400).propose(Context([1, 2] * 99, patience_s=60.0), 1)
+    long = Context([1, 2] * 99)
+    long.patience_s = 60.0
+    read = started(BatchedModel(seed=1), context_length=400).propose(long, 1)
     assert (read.companions, read.waited_s > 5.0) == (0.0, True), "slices that are only read draft nothing"
     alone = started(FakeModel(seed=1)).propose(Context([1, 2] * 10), 3)
     assert (alone.companions, alone.waited_s) == (0.0, 0.0)
