@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
+import httpx
+import openai
 import pytest
 from hypothesis import given, strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
@@ -463,14 +465,31 @@ def test_a_reply_that_fails_says_so_in_openais_words(done: Done) -> None:
         assert last["response"]["error"] == {"code": code, "message": error.message}
 
 
-def test_a_stream_that_fails_before_the_answer_begins_has_a_response_that_fails() -> None:
+def test_a_stream_that_fails_before_the_answer_begins_has_an_error_and_a_response_that_fails() -> None:
     written = RESPONSES.events(read(stream=True, model="gpt-17"))
     assert written.waiting() == b": waiting\n\n"
-    created, waiting, failed = parsed(written.fail(ApiError("wrong")))
+    created, waiting, error, failed = parsed(written.fail(ApiError("wrong")))
     assert (created["type"], waiting["type"]) == ("response.created", "response.in_progress")
     assert (created["response"]["model"], created["response"]["status"]) == ("gpt-17", "in_progress")
+    about = {"message": "wrong", "param": None, "code": "invalid_prompt"}
+    inner = {"type": "invalid_request_error", **about}
+    assert error == {"type": "error", "sequence_number": 2, **about, "error": inner}
     assert (failed["type"], failed["response"]["id"]) == ("response.failed", created["response"]["id"])
     assert failed["response"]["error"] == {"code": "invalid_prompt", "message": "wrong"}
+
+
+def test_the_openai_client_raises_the_error_of_such_a_stream() -> None:
+    def failing(_: httpx.Request) -> httpx.Response:
+        data = RESPONSES.events(read(stream=True)).fail(ApiError("busy", status=429, code="queue_full"))
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=data)
+
+    http = httpx.Client(transport=httpx.MockTransport(failing))
+    with (
+        openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client,
+        pytest.raises(openai.APIError, match="busy") as error,
+    ):
+        list(client.responses.create(model="tiny", input="hello", stream=True))
+    assert error.value.code == "queue_full"
 
 
 def test_a_reply_that_has_begun_waits_with_an_event(done: Done) -> None:

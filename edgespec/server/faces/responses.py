@@ -276,12 +276,13 @@ class _Events:
         return self._said({"type": f"response.{response['status']}", "response": response})
 
     def fail(self, error: ApiError) -> bytes:
-        """A reply that had not begun begins: Codex waits for its end, and passes over other errors."""
+        """A reply that had not begun begins: Codex waits for its end. Other clients look for an error's own event."""
         begun = b""
         if self._reply is None:
             name = self._request.model or ""
             head = Head(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), model=name, fingerprint="")
-            begun = self.begin(0, head, 0)
+            known = {**error.as_json()["error"], "code": error.code or _code(error)}
+            begun = self.begin(0, head, 0) + self._said({**known, "type": "error", "error": known})
         response = self._known().response("failed", error={"code": _code(error), "message": error.message})
         return begun + self._said({"type": "response.failed", "response": response})
 
