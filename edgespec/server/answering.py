@@ -98,7 +98,7 @@ class Answering(Response):
                     fingerprint=fingerprint(loaded.engine.plan),
                     warnings=(*self._request.warnings, *warnings),
                     waited_s=waited_s,
-                    keep=service.items.keep,
+                    keep=service.items[self._owner].keep,
                 )
                 if self._request.keep_alive_s is not None:
                     service.keeper.keep(self._request.keep_alive_s, self._owner)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request as HttpRequest
 
 from edgespec.server.errors import RETRY_S, ApiError, GoneError
+from edgespec.server.kept_items import KeptItems
 from edgespec.server.strict_json import parse_body
 from edgespec.server.threads import Threads
 from edgespec.text.request_budget import RequestBudget
@@ -43,13 +44,23 @@ class BodyReader:
         return sum(each.size for each in self._large)
 
     async def read(
-        self, request: HttpRequest, read: Callable[[Mapping[str, Any]], T], budget: RequestBudget, threads: Threads
+        self,
+        request: HttpRequest,
+        read: Callable[[Mapping[str, Any]], T],
+        budget: RequestBudget,
+        threads: Threads,
+        items: KeptItems | None = None,
     ) -> tuple[T, int]:
-        """What ``read`` makes of the object in the body, and the body's size.
+        """What ``read`` makes of the object in the body, and the body's size. The body may name some of ``items``.
 
         Raises ApiError with status 413 beyond the budget and 429 beyond the limit of all, and GoneError.
         """
         body, large = bytearray(), _Large()
+
+        def parsed() -> Mapping[str, Any]:
+            found = parse_body(bytes(body), budget)
+            return found if items is None else items.expanded(found)
+
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced[:20]) > budget.body_bytes:
             raise _too_large(budget)
@@ -65,9 +76,9 @@ class BodyReader:
                         message = "too many large requests arrive at the same time"
                         raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
             if not large.size:
-                return read(parse_body(bytes(body), budget)), len(body)
+                return read(parsed()), len(body)
             async with self._parsing:  # one after another: other threads wait while native code parses
-                return await threads.run(lambda: read(parse_body(bytes(body), budget))), len(body)
+                return await threads.run(lambda: read(parsed())), len(body)
         except ClientDisconnect:
             raise GoneError from None
         finally:

@@ -9,17 +9,14 @@ from typing import Any
 from edgespec.server.errors import ApiError
 from edgespec.server.replies import as_json
 
-# Of all answers together: a thousand steps of agents. A request may name each item once, so it becomes longer by no
-# more than this.
+# Of all answers to one owner: a thousand steps of agents. A request may name each item once, so it becomes longer by
+# no more than this.
 MOST_ITEMS = 4096
 MOST_BYTES = 2_000_000
 
 
 class KeptItems:
-    """The items that were used last, within limits. Calls may come from any thread.
-
-    An id has 122 random bits, so a client knows those that it got.
-    """
+    """The items of one owner that were used last, within limits. Calls may come from any thread."""
 
     def __init__(self) -> None:
         self._items = dict[str, tuple[Mapping[str, Any], int]]()  # with its size; the one used last is the last

@@ -9,6 +9,9 @@ import pytest
 from edgespec.server import kept_items
 from edgespec.server.errors import ApiError
 from edgespec.server.kept_items import KeptItems
+from edgespec.server.security import Access
+from tests.support.http_server import running
+from tests.support.tiny_models import TinyModels
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -64,3 +67,19 @@ def test_the_items_that_were_not_used_for_the_longest_time_make_room(monkeypatch
     with pytest.raises(ApiError):
         named(kept, "f")
     assert (kept._bytes, kept._items) == (0, {})
+
+
+def test_each_key_has_its_own_items(tiny: TinyModels) -> None:
+    access = Access(keys=("key-number-one", "key-number-two"))
+    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
+
+        def ask(key: str, *items: Any) -> dict[str, Any]:
+            body = {"input": [*items, HELLO], "max_output_tokens": 1}
+            found: dict[str, Any] = client.post(
+                "/v1/responses", json=body, headers={"authorization": f"Bearer {key}"}
+            ).json()
+            return found
+
+        first = {"type": "item_reference", "id": ask("key-number-one")["output"][0]["id"]}
+        assert "is not kept here" in ask("key-number-two", first)["error"]["message"]
+        assert ask("key-number-one", first)["error"] is None
