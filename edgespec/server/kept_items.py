@@ -36,23 +36,27 @@ class KeptItems:
                 _, size = self._items.pop(next(iter(self._items)))
                 self._bytes -= size
 
-    def expanded(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The body with the items that its ``input`` refers to. Raises ApiError for one that is not kept."""
+    def expanded(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+        """The body with the items that its ``input`` refers to, and their bytes.
+
+        Raises ApiError for one that is not kept.
+        """
         given, named = body.get("input"), set[str]()
         if not isinstance(given, list):
-            return body
-        items = []
+            return body, 0
+        items, added = [], 0
         for number, item in enumerate(given):
             if isinstance(item, Mapping) and item.get("type") == "item_reference":
-                item = self._named(str(item.get("id")), named, f"input[{number}]")
+                item, size = self._named(str(item.get("id")), named, f"input[{number}]")
+                added += size
             items.append(item)
-        return {**body, "input": items}
+        return {**body, "input": items}, added
 
-    def _named(self, id: str, named: set[str], param: str) -> Mapping[str, Any]:
+    def _named(self, id: str, named: set[str], param: str) -> tuple[Mapping[str, Any], int]:
         with self._lock:
             if id in named or (found := self._items.pop(id, None)) is None:
                 message = f"the item {id[:64]!r} ({param}) is not kept here, or comes twice: send the item itself"
                 raise ApiError(f'{message}, as clients do with "store": false', param=param)
             self._items[id] = found
         named.add(id)
-        return found[0]
+        return found

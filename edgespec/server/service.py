@@ -48,9 +48,9 @@ class Left(Response):
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[T]):
-    """A request whose body was read: who asks, for what, the body's bytes, and what the whole request may take.
+    """A request whose body was read: who asks, for what, the bytes, and what the whole request may take.
 
-    ``receive`` tells when its client leaves.
+    ``size`` is the body's, with the items that it names. ``receive`` tells when its client leaves.
     """
 
     owner: str
@@ -102,8 +102,8 @@ class Service:
 
     ``others`` are the server's further models. ``counts`` is the queue of requests that cut or join texts: one after
     another, as other threads wait while native code reads a long text. ``items`` are those of each owner, so of each
-    key. ``reading`` gives what hears how much is read
-    of the prompt of a request, which it gets as client, method and path.
+    key. ``reading`` gives what hears how much is read of the prompt of a request, which it gets as client, method and
+    path.
     """
 
     keeper: ModelKeeper
