@@ -42,6 +42,8 @@ class Answering(Response):
         try:
             await while_connected(receive, self._answer(scope, send, stream))
         except GoneError:
+            if stream is not None:
+                stream.leave()
             await Left()(scope, receive, send)
         except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)

@@ -24,7 +24,7 @@ class KeptItems:
         self._lock = threading.Lock()
 
     def keep(self, items: Iterable[Mapping[str, Any]]) -> None:
-        """Keep the items of an answer, without log-probabilities."""
+        """Keep items of an answer, without log-probabilities."""
         with self._lock:
             for item in items:
                 parts = [{"type": part["type"], "text": part["text"]} for part in item.get("content", ())]

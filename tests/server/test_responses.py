@@ -465,6 +465,20 @@ def test_a_reply_that_fails_says_so_in_openais_words(done: Done) -> None:
         assert last["response"]["error"] == {"code": code, "message": error.message}
 
 
+@pytest.mark.parametrize("store", [True, False])
+def test_items_are_kept_as_they_end_and_the_open_one_if_the_answer_fails(store: bool) -> None:
+    kept = list[Any]()
+    written = RESPONSES.events(read(stream=True, store=store))
+    written.begin(0, replace(HEAD, keep=kept.extend), 20)
+    written.part(0, Part(reasoning="hm"))
+    assert kept == []
+    written.part(0, Part("Hel"))
+    assert [(each["id"], each["status"]) for each in kept] == [("rs_abc00", "completed")] * store
+    written.fail(ApiError("lost", status=503))
+    assert [(each["id"], each["status"]) for each in kept[1:]] == [("msg_abc01", "incomplete")] * store
+    assert not store or kept[1]["content"][0]["text"] == "Hel"
+
+
 def test_a_stream_that_fails_before_the_answer_begins_has_an_error_and_a_response_that_fails() -> None:
     written = RESPONSES.events(read(stream=True, model="gpt-17"))
     assert written.waiting() == b": waiting\n\n"
