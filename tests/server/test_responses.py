@@ -248,6 +248,7 @@ def test_the_fields_of_the_answer_are_those_of_a_chat() -> None:
     assert (request.max_tokens, request.sampling) == (7, {"temperature": 0.5, "top_p": 0.9})
     assert (request.stream, request.parallel_tool_calls) == (True, False)
     assert (read().store, read(store=False).store) == (True, False)
+    assert all(read(store=other).store for other in (None, True, "no", 0, {}))
     assert read(store=True, metadata={"a": "b"}, truncation="auto", include=["reasoning.encrypted_content"])
     assert read(reasoning={"effort": "none"}).template_variables["enable_thinking"] is False
     assert "enable_thinking" not in read(reasoning={"effort": "low", "summary": "auto"}).template_variables
