@@ -407,7 +407,8 @@ def test_a_reply_has_usage_and_repeats_its_request(done: Done) -> None:
         "total_tokens": 31,
     }
     assert {name: response[name] for name in asked} == asked
-    assert (response["store"], response["max_output_tokens"], response["temperature"]) == (False, 9, 0.5)
+    assert (response["store"], response["max_output_tokens"], response["temperature"]) == (True, 9, 0.5)
+    assert whole_of([Part("x")], done, store=False)["store"] is False
     assert response["edgespec"]["seed"] == 5
     assert response["edgespec"]["timings"]["predicted_n"] == 11
 

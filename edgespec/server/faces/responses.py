@@ -212,7 +212,7 @@ class _Reply:
         self.items = _Items(head.id, request.namespaces, head.keep if request.store else lambda items: None)
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
-        """The whole object, as far as it is known. No response is stored, whatever was asked for."""
+        """The whole object, as far as it is known. ``store`` is what was asked: it is about the items."""
         return {
             "id": self._head.id,
             "object": "response",
@@ -223,7 +223,7 @@ class _Reply:
             "error": None,
             "incomplete_details": None,
             "previous_response_id": None,
-            "store": False,
+            "store": self._request.store,
             "truncation": "disabled",
             "usage": None,
             **self._request.repeated,
@@ -337,7 +337,7 @@ def _columns(part: Part) -> Columns:
 RESPONSES = Face(
     name="responses",
     path="/v1/responses",
-    about="Answer a list of items, without keeping them.",
+    about="Answer a list of items. No response is kept.",
     reply=("id", "object", "created_at", "model", "status", "output", "usage", "tools", "tool_choice"),
     read=read_responses,
     events=_Events,

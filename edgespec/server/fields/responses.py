@@ -27,7 +27,7 @@ _ignored = partial(ignored, apis=RESPONSES)
 FIELDS = (
     # Clients know OpenAI's code for a response that is not there, and send the whole conversation.
     *(replace(field, code="previous_response_not_found") for field in _refused("previous_response_id", _EARLIER)),
-    *_refused("previous_response conversation prompt", "something stored: nothing is kept"),
+    *_refused("previous_response conversation prompt", "something stored: no response is kept"),
     *_refused("previous_input_messages", "a prompt of another form"),
     *_refused("background", "an answer that is fetched later", NO),
     *_refused("text.verbosity", "longer or shorter answers", {"enum": ["medium"]}),
