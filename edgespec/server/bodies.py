@@ -58,9 +58,8 @@ class BodyReader:
         body, large = bytearray(), _Large()
 
         def parsed() -> tuple[Mapping[str, Any], int]:
-            found, added = parse_body(bytes(body), budget), 0
-            if items is not None:
-                found, added = items.expanded(found)
+            given = parse_body(bytes(body), budget)
+            found, added = (given, 0) if items is None else items.expanded(given)
             if len(body) + added > budget.body_bytes:
                 raise _too_large(budget, "the body with the items that it names")
             return found, len(body) + added
