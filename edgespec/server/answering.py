@@ -42,6 +42,8 @@ class Answering(Response):
         try:
             await while_connected(receive, self._answer(scope, send, stream))
         except GoneError:
+            if stream is not None:
+                stream.leave()
             await Left()(scope, receive, send)
         except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)
@@ -98,7 +100,7 @@ class Answering(Response):
                     fingerprint=fingerprint(loaded.engine.plan),
                     warnings=(*self._request.warnings, *warnings),
                     waited_s=waited_s,
-                    keep=service.items.keep,
+                    keep=service.items[self._owner].keep,
                 )
                 if self._request.keep_alive_s is not None:
                     service.keeper.keep(self._request.keep_alive_s, self._owner)

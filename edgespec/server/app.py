@@ -167,10 +167,7 @@ def _answering(face: Face, service: Service) -> Endpoint:
             return await without_answer(face, own, read.asked, read.owner)
         return Answering(face, own, read)
 
-    def read(body: Mapping[str, Any]) -> Request:
-        return face.read(service.items.expanded(body) if face.names_items else body)
-
-    return service.endpoint(read, reply)
+    return service.endpoint(face.read, reply, names_items=face.names_items)
 
 
 def _about(service: Service) -> list[Route]:

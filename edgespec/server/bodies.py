@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request as HttpRequest
 
 from edgespec.server.errors import RETRY_S, ApiError, GoneError
+from edgespec.server.kept_items import KeptItems
 from edgespec.server.strict_json import parse_body
 from edgespec.server.threads import Threads
 from edgespec.text.request_budget import RequestBudget
@@ -43,13 +44,26 @@ class BodyReader:
         return sum(each.size for each in self._large)
 
     async def read(
-        self, request: HttpRequest, read: Callable[[Mapping[str, Any]], T], budget: RequestBudget, threads: Threads
+        self,
+        request: HttpRequest,
+        read: Callable[[Mapping[str, Any]], T],
+        budget: RequestBudget,
+        threads: Threads,
+        items: KeptItems | None = None,
     ) -> tuple[T, int]:
-        """What ``read`` makes of the object in the body, and the body's size.
+        """What ``read`` makes of the object in the body, and the body's size, with those of ``items`` that it names.
 
         Raises ApiError with status 413 beyond the budget and 429 beyond the limit of all, and GoneError.
         """
         body, large = bytearray(), _Large()
+
+        def parsed() -> tuple[Mapping[str, Any], int]:
+            given = parse_body(bytes(body), budget)
+            found, added = (given, 0) if items is None else items.expanded(given)
+            if len(body) + added > budget.body_bytes:
+                raise _too_large(budget, "the body with the items that it names")
+            return found, len(body) + added
+
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced[:20]) > budget.body_bytes:
             raise _too_large(budget)
@@ -58,22 +72,32 @@ class BodyReader:
                 body += chunk
                 if len(body) > budget.body_bytes:
                     raise _too_large(budget)
-                if len(body) > MOST_PARSED_BYTES:
-                    large.size = len(body)
-                    self._large.add(large)
-                    if self.held > self._most:
-                        message = "too many large requests arrive at the same time"
-                        raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
-            if not large.size:
-                return read(parse_body(bytes(body), budget)), len(body)
-            async with self._parsing:  # one after another: other threads wait while native code parses
-                return await threads.run(lambda: read(parse_body(bytes(body), budget))), len(body)
+                self._hold(large, len(body))
+            if large.size:
+                async with self._parsing:  # one after another: other threads wait while native code parses
+                    found, size = await threads.run(parsed)
+            else:
+                found, size = parsed()
+                self._hold(large, size)
+                if not large.size:
+                    return read(found), size
+            async with self._parsing:
+                return await threads.run(lambda: read(found)), size
         except ClientDisconnect:
             raise GoneError from None
         finally:
             self._large.discard(large)
 
+    def _hold(self, large: _Large, size: int) -> None:
+        """Note the size of a body if it is large. Raises ApiError beyond the limit of all."""
+        if size > MOST_PARSED_BYTES:
+            large.size = size
+            self._large.add(large)
+            if self.held > self._most:
+                message = "too many large requests arrive at the same time"
+                raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
 
-def _too_large(budget: RequestBudget) -> ApiError:
-    message = f"the body is larger than {budget.body_bytes} bytes, the most for a context of {budget.context_length}"
+
+def _too_large(budget: RequestBudget, what: str = "the body") -> ApiError:
+    message = f"{what} is larger than {budget.body_bytes} bytes, the most for a context of {budget.context_length}"
     return ApiError(f"{message} tokens (a larger context (--context) allows more)", status=413, code="body_too_large")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -47,9 +48,9 @@ class Left(Response):
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[T]):
-    """A request whose body was read: who asks, for what, the body's bytes, and what the whole request may take.
+    """A request whose body was read: who asks, for what, the bytes, and what the whole request may take.
 
-    ``receive`` tells when its client leaves.
+    ``size`` is the body's, with the items that it names. ``receive`` tells when its client leaves.
     """
 
     owner: str
@@ -100,8 +101,9 @@ class Service:
     """What the routes share, and the model that a request is for: ``keeper`` and ``names`` are those of a Served.
 
     ``others`` are the server's further models. ``counts`` is the queue of requests that cut or join texts: one after
-    another, as other threads wait while native code reads a long text. ``reading`` gives what hears how much is read
-    of the prompt of a request, which it gets as client, method and path.
+    another, as other threads wait while native code reads a long text. ``items`` are those of each owner, so of each
+    key. ``reading`` gives what hears how much is read of the prompt of a request, which it gets as client, method and
+    path.
     """
 
     keeper: ModelKeeper
@@ -112,7 +114,7 @@ class Service:
     counts: RequestQueue = field(default_factory=lambda: RequestQueue(1))
     keystrokes: Keystrokes = field(default_factory=Keystrokes)
     bodies: BodyReader = field(default_factory=BodyReader)
-    items: KeptItems = field(default_factory=KeptItems)
+    items: defaultdict[str, KeptItems] = field(default_factory=lambda: defaultdict(KeptItems))
     metrics: Metrics = field(default_factory=Metrics)
     log: Callable[[RequestLine], None] = lambda line: None
     reading: Callable[[str], Callable[[Reading], None]] = lambda request: lambda event: None
@@ -130,15 +132,23 @@ class Service:
         return max(each.keeper.context_length for each in self.models)
 
     def endpoint(
-        self, read: Callable[[Mapping[str, Any]], T], reply: Callable[[Read[T]], Awaitable[Response]]
+        self,
+        read: Callable[[Mapping[str, Any]], T],
+        reply: Callable[[Read[T]], Awaitable[Response]],
+        *,
+        names_items: bool = False,
     ) -> Endpoint:
-        """A route with a body: checks the key, reads the body with ``read``, and responds with ``reply``."""
+        """A route with a body: checks the key, reads the body with ``read``, and responds with ``reply``.
+
+        With ``names_items`` the body may name kept items, which ``read`` gets in their places.
+        """
 
         async def found(request: HttpRequest) -> Response:
             owner = self.access.owner(request.headers)
             budget = RequestBudget(self.context_length, LONGEST_REQUEST_S)
             try:
-                asked, size = await self.bodies.read(request, read, budget, self.keeper.threads)
+                items = self.items[owner] if names_items else None
+                asked, size = await self.bodies.read(request, read, budget, self.keeper.threads, items)
                 return await reply(Read(owner, asked, size, budget, request.receive))
             except GoneError:
                 return Left()

@@ -159,6 +159,10 @@ class EventStream:
         await self._write(self._events.fail(error))
         await self._close()
 
+    def leave(self) -> None:
+        """The client hears no more: the reply ends as one that fails, without telling it."""
+        self._events.fail(ApiError("the client left"))
+
     async def kept_alive(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``; the client hears that it waits every ``KEEP_ALIVE_S`` without an event.
 

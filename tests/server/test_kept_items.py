@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from starlette.requests import Request as HttpRequest
 
 from edgespec.server import kept_items
+from edgespec.server.bodies import MOST_BODIES_BYTES, MOST_PARSED_BYTES, BodyReader
 from edgespec.server.errors import ApiError
 from edgespec.server.kept_items import KeptItems
+from edgespec.server.replies import as_json
+from edgespec.server.security import Access
+from edgespec.server.threads import Threads
+from edgespec.text.request_budget import RequestBudget
+from tests.support.http_server import running
+from tests.support.tiny_models import TinyModels
 
 HELLO = {"role": "user", "content": "hello"}
 
@@ -18,11 +29,16 @@ def item(id: str, text: str = "x") -> dict[str, Any]:
     return {"id": id, "type": "message", "role": "assistant", "content": [part]}
 
 
+def reference(id: Any) -> dict[str, Any]:
+    return {"type": "item_reference", "id": id}
+
+
 def named(kept: KeptItems, *ids: Any) -> list[Any]:
     """What a request reads that names the items behind a message."""
-    body = kept.expanded({"input": [HELLO, *({"type": "item_reference", "id": each} for each in ids)], "model": "x"})
+    body, added = kept.expanded({"input": [HELLO, *map(reference, ids)], "model": "x"})
     assert body["model"] == "x"
     first, *found = body["input"]
+    assert added == sum(len(as_json(each)) for each in found)
     assert first is HELLO
     return found
 
@@ -35,7 +51,7 @@ def test_named_items_are_read_without_log_probabilities() -> None:
     assert named(kept, "msg_1", "fc_1") == [said, call]
     assert named(kept) == []
     for other in ("hello", [3], None):
-        assert kept.expanded({"input": other})["input"] == other
+        assert kept.expanded({"input": other}) == ({"input": other}, 0)
 
 
 @pytest.mark.parametrize("ids", [["msg_2"], [None], [{}], ["msg_1", "msg_1"]])
@@ -64,3 +80,54 @@ def test_the_items_that_were_not_used_for_the_longest_time_make_room(monkeypatch
     with pytest.raises(ApiError):
         named(kept, "f")
     assert (kept._bytes, kept._items) == (0, {})
+
+
+def test_each_key_has_its_own_items(tiny: TinyModels) -> None:
+    access = Access(keys=("key-number-one", "key-number-two"))
+    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
+
+        def ask(key: str, *items: Any) -> dict[str, Any]:
+            body = {"input": [*items, HELLO], "max_output_tokens": 1}
+            found: dict[str, Any] = client.post(
+                "/v1/responses", json=body, headers={"authorization": f"Bearer {key}"}
+            ).json()
+            return found
+
+        first = reference(ask("key-number-one")["output"][0]["id"])
+        assert "is not kept here" in ask("key-number-two", first)["error"]["message"]
+        assert ask("key-number-one", first)["error"] is None
+
+
+@pytest.mark.anyio
+async def test_a_body_is_as_large_as_the_items_that_it_names() -> None:
+    kept, threads, read_on = KeptItems(), Threads(1), list[str]()
+    kept.keep([item(each, "x" * (MOST_PARSED_BYTES // 2)) for each in "abcdefgh"])
+
+    def read(body: Mapping[str, Any]) -> int:
+        read_on.append(threading.current_thread().name)
+        return len(body["input"])
+
+    async def size(ids: str, most: int = MOST_BODIES_BYTES) -> int:
+        body = json.dumps({"input": [*map(reference, ids)]}).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body}
+
+        request, reader = HttpRequest({"type": "http", "headers": []}, receive), BodyReader(most)
+        try:
+            found, size = await reader.read(request, read, RequestBudget(1), threads, kept)
+        finally:
+            assert reader.held == 0
+        assert found == len(ids)
+        return size - len(body)
+
+    assert await size("") == 0
+    assert MOST_PARSED_BYTES // 2 < await size("a") < MOST_PARSED_BYTES < await size("ab")
+    here = threading.current_thread().name
+    assert read_on == [here, here, "edgespec-serve"]
+    with pytest.raises(ApiError, match="the body with the items that it names is larger") as large:
+        await size("abcdefgh")
+    assert large.value.status == 413
+    with pytest.raises(ApiError, match="too many large requests"):
+        await size("ab", most=MOST_PARSED_BYTES)
+    threads.close()

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast, get_args
 
+import httpx
+import openai
 import pytest
 from hypothesis import given, strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
@@ -246,6 +248,7 @@ def test_the_fields_of_the_answer_are_those_of_a_chat() -> None:
     assert (request.max_tokens, request.sampling) == (7, {"temperature": 0.5, "top_p": 0.9})
     assert (request.stream, request.parallel_tool_calls) == (True, False)
     assert (read().store, read(store=False).store) == (True, False)
+    assert all(read(store=other).store for other in (None, True, "no", 0, {}))
     assert read(store=True, metadata={"a": "b"}, truncation="auto", include=["reasoning.encrypted_content"])
     assert read(reasoning={"effort": "none"}).template_variables["enable_thinking"] is False
     assert "enable_thinking" not in read(reasoning={"effort": "low", "summary": "auto"}).template_variables
@@ -404,7 +407,8 @@ def test_a_reply_has_usage_and_repeats_its_request(done: Done) -> None:
         "total_tokens": 31,
     }
     assert {name: response[name] for name in asked} == asked
-    assert (response["store"], response["max_output_tokens"], response["temperature"]) == (False, 9, 0.5)
+    assert (response["store"], response["max_output_tokens"], response["temperature"]) == (True, 9, 0.5)
+    assert whole_of([Part("x")], done, store=False)["store"] is False
     assert response["edgespec"]["seed"] == 5
     assert response["edgespec"]["timings"]["predicted_n"] == 11
 
@@ -463,14 +467,45 @@ def test_a_reply_that_fails_says_so_in_openais_words(done: Done) -> None:
         assert last["response"]["error"] == {"code": code, "message": error.message}
 
 
-def test_a_stream_that_fails_before_the_answer_begins_has_a_response_that_fails() -> None:
+@pytest.mark.parametrize("store", [True, False])
+def test_items_are_kept_as_they_end_and_the_open_one_if_the_answer_fails(store: bool) -> None:
+    kept = list[Any]()
+    written = RESPONSES.events(read(stream=True, store=store))
+    written.begin(0, replace(HEAD, keep=kept.extend), 20)
+    written.part(0, Part(reasoning="hm"))
+    assert kept == []
+    written.part(0, Part("Hel"))
+    assert [(each["id"], each["status"]) for each in kept] == [("rs_abc00", "completed")] * store
+    written.fail(ApiError("lost", status=503))
+    assert [(each["id"], each["status"]) for each in kept[1:]] == [("msg_abc01", "incomplete")] * store
+    assert not store or kept[1]["content"][0]["text"] == "Hel"
+
+
+def test_a_stream_that_fails_before_the_answer_begins_has_an_error_and_a_response_that_fails() -> None:
     written = RESPONSES.events(read(stream=True, model="gpt-17"))
     assert written.waiting() == b": waiting\n\n"
-    created, waiting, failed = parsed(written.fail(ApiError("wrong")))
+    created, waiting, error, failed = parsed(written.fail(ApiError("wrong")))
     assert (created["type"], waiting["type"]) == ("response.created", "response.in_progress")
     assert (created["response"]["model"], created["response"]["status"]) == ("gpt-17", "in_progress")
+    about = {"message": "wrong", "param": None, "code": "invalid_prompt"}
+    inner = {"type": "invalid_request_error", **about}
+    assert error == {"type": "error", "sequence_number": 2, **about, "error": inner}
     assert (failed["type"], failed["response"]["id"]) == ("response.failed", created["response"]["id"])
     assert failed["response"]["error"] == {"code": "invalid_prompt", "message": "wrong"}
+
+
+def test_the_openai_client_raises_the_error_of_such_a_stream() -> None:
+    def failing(_: httpx.Request) -> httpx.Response:
+        data = RESPONSES.events(read(stream=True)).fail(ApiError("busy", status=429, code="queue_full"))
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=data)
+
+    http = httpx.Client(transport=httpx.MockTransport(failing))
+    with (
+        openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http) as client,
+        pytest.raises(openai.APIError, match="busy") as error,
+    ):
+        list(client.responses.create(model="tiny", input="hello", stream=True))
+    assert error.value.code == "queue_full"
 
 
 def test_a_reply_that_has_begun_waits_with_an_event(done: Done) -> None:

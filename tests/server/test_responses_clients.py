@@ -173,8 +173,11 @@ def test_errors_are_those_of_the_openai_client(server: Running, client: openai.O
     assert "tools" in tools.value.message
 
 
-def test_a_closed_stream_ends_its_answer(server: Running, client: openai.OpenAI) -> None:
+def test_a_closed_stream_ends_its_answer_whose_item_is_kept(server: Running, client: openai.OpenAI) -> None:
+    before = len(server.lines)
     stream = client.responses.create(model="tiny", input="hello", stream=True, max_output_tokens=2000)
-    next(iter(stream))
+    item = next(event.item for event in stream if event.type == "response.output_item.added")
     stream.close()
-    server.wait_until(lambda: server.service.queue.running == 0)
+    server.wait_until(lambda: server.service.queue.running == 0 and len(server.lines) > before)
+    named: Any = [{"type": "item_reference", "id": item.id}, {"role": "user", "content": "hello"}]
+    assert client.responses.create(model="tiny", input=named, max_output_tokens=2).error is None

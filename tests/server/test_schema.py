@@ -166,6 +166,7 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("web_search_options", {"search_context_size": "low"}),
         ("samplers", ["top_k", "infill"]),
         ("samplers", "kpi"),
+        ("samplers", ["k"]),
         ("thinking_token_budget", 100),
         ("thinking_budget", 100),
         ("chat_template", "x"),
@@ -252,7 +253,7 @@ def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
         assert read_completion({"prompt": "x", **given, "samplers": without}).sampling == unscaled
     as_given = read_chat({"messages": HI, **given}).sampling
     names = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    for every in ("edkypmxt", names):
+    for every in ("edkypmxt", names, False, 0, {}, None):
         assert read_chat({"messages": HI, **given, "samplers": every}).sampling == as_given
 
 

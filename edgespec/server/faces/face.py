@@ -52,6 +52,9 @@ def whole_of(stretches: Sequence[Stretch]) -> tuple[Part, Columns]:
 # What a request that asks for no answer did with the model, in Ollama's words.
 WithoutAnswer: TypeAlias = Literal["load", "unload"]
 
+# Takes items of an answer.
+Keep: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], None]
+
 EVENTS = "text/event-stream; charset=utf-8"
 LINES = "application/x-ndjson"
 
@@ -61,8 +64,8 @@ class Head:
     """What is known of a reply once its request is accepted.
 
     ``created``: seconds since 1970. ``model``: the served name. ``warnings``: what was not obeyed. ``waited_s``:
-    seconds from the request until its turn had come and the model was loaded. ``keep`` gets the items of a complete
-    answer, for requests that name them.
+    seconds from the request until its turn had come and the model was loaded. ``keep`` gets the items of an answer as
+    they end, for requests that name them.
     """
 
     id: str
@@ -71,7 +74,7 @@ class Head:
     fingerprint: str
     warnings: tuple[str, ...] = ()
     waited_s: float = 0.0
-    keep: Callable[[Sequence[Mapping[str, Any]]], None] = lambda items: None
+    keep: Keep = lambda items: None
 
     @property
     def own(self) -> dict[str, Any]:

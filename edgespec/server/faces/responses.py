@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError
-from edgespec.server.faces.face import Columns, Face, Head, Stretch
+from edgespec.server.faces.face import Columns, Face, Head, Keep, Stretch
 from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
 from edgespec.server.items import Offered, choose_offered
@@ -100,14 +100,15 @@ class _Open:
 
 
 class _Items:
-    """The items of one answer, from its parts; each step as an event.
+    """The items of one answer, from its parts; each step as an event. ``keep`` gets each item as it ends.
 
     Text of the answer is a message unless it is blank and there are calls.
     """
 
-    def __init__(self, reply_id: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, reply_id: str, namespaces: Mapping[str, tuple[str, str]], keep: Keep) -> None:
         self._suffix = reply_id.removeprefix("resp_")
         self._namespaces = namespaces
+        self._keep = keep
         self._open: _Open | None = None
         self._blank = ""  # what may be the beginning of a message
         self._scores = list[bytes]()  # of its tokens
@@ -133,6 +134,12 @@ class _Items:
         if complete and not said:  # clients look for a message
             yield from self._message()
         yield from self._close("completed" if complete else "incomplete")
+
+    def fail(self) -> None:
+        """The answer ends here. A client knows the id of the item that is open."""
+        if (item := self._open) is not None:
+            self._open = None
+            self._keep([item.item("incomplete", item.part())])
 
     def _is_open(self, kind: _Kind) -> bool:
         return self._open is not None and self._open.kind is kind
@@ -181,6 +188,7 @@ class _Items:
         yield from self._done({**item, "arguments": call.arguments, "status": "completed"})
 
     def _done(self, item: dict[str, Any]) -> Iterator[_Event]:
+        self._keep([item])
         yield self._event("response.output_item.done", item=item)
         self.done.append(item)
 
@@ -201,10 +209,10 @@ class _Reply:
     def __init__(self, request: Request, head: Head) -> None:
         self._request = request
         self._head = head
-        self.items = _Items(head.id, request.namespaces)
+        self.items = _Items(head.id, request.namespaces, head.keep if request.store else lambda items: None)
 
     def response(self, status: str, **more: Any) -> dict[str, Any]:
-        """The whole object, as far as it is known. No response is stored, whatever was asked for."""
+        """The whole object, as far as it is known. ``store`` is what was asked: it is about the items."""
         return {
             "id": self._head.id,
             "object": "response",
@@ -215,7 +223,7 @@ class _Reply:
             "error": None,
             "incomplete_details": None,
             "previous_response_id": None,
-            "store": False,
+            "store": self._request.store,
             "truncation": "disabled",
             "usage": None,
             **self._request.repeated,
@@ -224,9 +232,7 @@ class _Reply:
         }
 
     def ended(self, done: Done) -> dict[str, Any]:
-        """The object at the end of its answer, whose items are kept."""
-        if self._request.store:
-            self._head.keep(self.items.done)
+        """The object at the end of its answer."""
         details = {"reason": "max_output_tokens"} if done.finish_reason == "length" else None
         return self.response(
             "completed" if details is None else "incomplete",
@@ -276,12 +282,14 @@ class _Events:
         return self._said({"type": f"response.{response['status']}", "response": response})
 
     def fail(self, error: ApiError) -> bytes:
-        """A reply that had not begun begins: Codex waits for its end, and passes over other errors."""
+        """A reply that had not begun begins: Codex waits for its end. Other clients look for an error's own event."""
         begun = b""
         if self._reply is None:
             name = self._request.model or ""
             head = Head(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), model=name, fingerprint="")
-            begun = self.begin(0, head, 0)
+            known = {**error.as_json()["error"], "code": error.code or _code(error)}
+            begun = self.begin(0, head, 0) + self._said({**known, "type": "error", "error": known})
+        self._known().items.fail()
         response = self._known().response("failed", error={"code": _code(error), "message": error.message})
         return begun + self._said({"type": "response.failed", "response": response})
 
@@ -329,7 +337,7 @@ def _columns(part: Part) -> Columns:
 RESPONSES = Face(
     name="responses",
     path="/v1/responses",
-    about="Answer a list of items, without keeping them.",
+    about="Answer a list of items. No response is kept.",
     reply=("id", "object", "created_at", "model", "status", "output", "usage", "tools", "tool_choice"),
     read=read_responses,
     events=_Events,

@@ -131,13 +131,14 @@ def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
     return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
 
 
-def _unnamed(given: str | list[str]) -> dict[str, float]:
-    """The fields of Sampling that names, or letters, leave out: each is off. Raises ApiError."""
-    named = set(given)
-    if unknown := named.difference(*((letter, name) for letter, name, _ in _SAMPLERS)):
+def _unnamed(given: Any) -> dict[str, float] | None:
+    """The fields of Sampling that a list of names, or a text of letters, leaves out: each is off. Raises ApiError."""
+    if not isinstance(given, str | list):
+        return None
+    known = {letter if isinstance(given, str) else name: fields for letter, name, fields in _SAMPLERS}
+    if unknown := set(given) - known.keys():
         raise unsupported("samplers", f"the sampler {min(unknown)[:32]!r}")
-    left_out = (fields for letter, name, fields in _SAMPLERS if named.isdisjoint((letter, name)))
-    return {field: off for fields in left_out for field, off in fields.items()}
+    return {field: off for each, fields in known.items() if each not in given for field, off in fields.items()}
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -277,11 +278,12 @@ _OBEYED = (
     *_drawing("top_k"),
     Field(
         "samplers",
-        _CHAIN,
-        "llama.cpp's names of ways to draw, or their letters: others are off; the order is that of "
-        "[Sampling](sampling.md)",
+        {"anyOf": [_CHAIN, {"enum": [False, 0, {}]}]},
+        "llama.cpp's names of ways to draw, as a list, or their letters, as a text: others are off; the order is "
+        "that of [Sampling](sampling.md)",
         _NOT_INFILL,
         _unnamed,
+        shown=_CHAIN,
     ),
     *named(
         "options.repeat_last_n",

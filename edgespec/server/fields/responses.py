@@ -27,7 +27,7 @@ _ignored = partial(ignored, apis=RESPONSES)
 FIELDS = (
     # Clients know OpenAI's code for a response that is not there, and send the whole conversation.
     *(replace(field, code="previous_response_not_found") for field in _refused("previous_response_id", _EARLIER)),
-    *_refused("previous_response conversation prompt", "something stored: nothing is kept"),
+    *_refused("previous_response conversation prompt", "something stored: no response is kept"),
     *_refused("previous_input_messages", "a prompt of another form"),
     *_refused("background", "an answer that is fetched later", NO),
     *_refused("text.verbosity", "longer or shorter answers", {"enum": ["medium"]}),
@@ -70,7 +70,14 @@ FIELDS = (
         RESPONSES,
         lambda given: _LOGPROBS in given or None,
     ),
-    Field("store", FLAG, "whether later requests may name the answer's items by ids; true if absent", RESPONSES),
+    Field(
+        "store",
+        {},
+        "if false, later requests may not name the answer's items by their ids",
+        RESPONSES,
+        lambda given: False if given is False else None,
+        shown=FLAG,
+    ),
     *_ignored("access_programs client_metadata", "who asks, and records of it"),
     *_ignored("reasoning.summary reasoning.generate_summary", "a summary of thinking: all of it is in the reply"),
     *_ignored("truncation context_management", "a full context: nothing of a prompt is dropped"),
