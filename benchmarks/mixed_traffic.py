@@ -101,10 +101,12 @@ class Client:
         self.address = (parts.hostname, parts.port)
         self._headers = {"User-Agent": name, "Connection": "close"}
 
-    def begin(self, path: str, body: bytes | None = None, accept: str = "*/*") -> http.client.HTTPConnection:
-        """Send a request, and leave its reply to the caller."""
+    def begin(
+        self, path: str, body: bytes | None = None, accept: str = "*/*", program: str = "Python"
+    ) -> http.client.HTTPConnection:
+        """Send a request of that ``program``, and leave its reply to the caller."""
         connection = http.client.HTTPConnection(*self.address, timeout=STUCK_S)
-        headers = {**self._headers, "Accept": accept, "Content-Type": "application/json"}
+        headers = {**self._headers, "Accept": accept, "Content-Type": "application/json", "User-Agent": program}
         connection.request("GET" if body is None else "POST", path, body, headers)
         return connection
 
@@ -125,7 +127,7 @@ class Client:
 
     def page(self, path: str) -> str:
         """What a browser gets there. Raises ValueError for anything but a page."""
-        with self.begin(path, accept="text/html").getresponse() as response:
+        with self.begin(path, accept="text/html", program="Mozilla/5.0").getresponse() as response:
             if response.status != http.client.OK:
                 raise ValueError(f"{path}: status {response.status}")
             return response.read().decode()

@@ -298,7 +298,7 @@ def test_open_starts_the_browser_with_the_page(tiny: TinyModels, tmp_path: Path)
     with serving(tiny, tmp_path / "log", tiny.target, "--open", env={"BROWSER": f"{browser} %s"}) as program:
         wait_until(told.exists)
         assert told.read_text() == f"{program.url}/\n"
-        page = program.get("/", headers={"accept": "text/html"})
+        page = program.get("/", headers={"accept": "text/html", "user-agent": "Mozilla/5.0"})
         assert page.text.startswith("<!doctype html>")
 
 
