@@ -30,8 +30,9 @@ class KeptItems:
                 parts = [{"type": part["type"], "text": part["text"]} for part in item.get("content", ())]
                 own = {**item, "content": parts} if parts else item
                 size = len(as_json(own))
+                _, replaced = self._items.pop(item["id"], (own, 0))
                 self._items[item["id"]] = own, size
-                self._bytes += size
+                self._bytes += size - replaced
             while self._bytes > MOST_BYTES or len(self._items) > MOST_ITEMS:
                 _, size = self._items.pop(next(iter(self._items)))
                 self._bytes -= size

@@ -43,6 +43,14 @@ def named(kept: KeptItems, *ids: Any) -> list[Any]:
     return found
 
 
+def test_an_item_that_is_kept_again_takes_its_place_and_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_items, "MOST_BYTES", 400)
+    kept = KeptItems()
+    for text in "abcdefgh":
+        kept.keep([item("msg_1", text)])
+    assert named(kept, "msg_1")[0]["content"][0]["text"] == "h"
+
+
 def test_named_items_are_read_without_log_probabilities() -> None:
     kept = KeptItems()
     call = {"id": "fc_1", "type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}

@@ -156,9 +156,9 @@ class AnswerDepth:
 
     def _price(self, source: str) -> Price | None:
         own = self._control.price(source, self._times, self._context)
-        if own is None or not self._load.others:
-            return None if own is None else Price(own, own)
-        return Price(own, drafting_price(own, self._load.others, self._drafting))
+        if own is None:
+            return None
+        return Price(own, drafting_price(own, self._load.others, self._drafting) if self._load.others else own)
 
     @property
     def _drafting(self) -> float:
