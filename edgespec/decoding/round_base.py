@@ -21,7 +21,7 @@ from edgespec.decoding.logprobs import TokenLogprob, token_logprob
 from edgespec.decoding.sampling import Chooser
 from edgespec.decoding.verify import Verdict, verify_matching, verify_rejection
 from edgespec.errors import ConstraintError, EdgespecError, NonFiniteLogitsError, PromptTooLongError
-from edgespec.files.export_folder import ascending
+from edgespec.files.checked import ascending
 from edgespec.interfaces.counted_text import MOST_NODES, CountedText
 from edgespec.interfaces.drafting import Proposal
 from edgespec.interfaces.drawing import UintArray

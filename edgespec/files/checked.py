@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
@@ -31,6 +32,10 @@ from typing import (
 )
 
 from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DOWNLOAD_AGAIN = "the download may be incomplete: fetch the folder again"
 
@@ -168,6 +173,11 @@ class Fields:
     def has_object(self, name: str) -> bool:
         """Whether the member is an object, for members that may have several types."""
         return isinstance(self._values.get(name), dict)
+
+
+def ascending(ids: NDArray[np.integer]) -> bool:
+    """Whether each id is larger than the one before it. Differences of ids, as np.diff makes them, may overflow."""
+    return bool((ids[1:] > ids[:-1]).all())
 
 
 def is_text(value: str) -> bool:

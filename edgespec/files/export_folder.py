@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edgespec.errors import ModelFileError
-from edgespec.files.checked import Check, Sha256, WrongValueError, parse_object, read, read_regular_file, shown
+from edgespec.files.checked import (
+    Check,
+    Sha256,
+    WrongValueError,
+    ascending,
+    parse_object,
+    read,
+    read_regular_file,
+    shown,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,11 +170,6 @@ def check_said(folder: Path, manifest: Mapping[str, Any], found: Mapping[str, ob
         said = manifest.get(name)
         if said != value or isinstance(said, bool):
             raise bad_file(folder / MANIFEST_NAME, f"{name} is {shown(said)} but the files say {value!r}")
-
-
-def ascending(ids: NDArray[np.integer]) -> bool:
-    """Whether each id is larger than the one before it. Differences of ids, as np.diff makes them, may overflow."""
-    return bool((ids[1:] > ids[:-1]).all())
 
 
 def checked_ids(path: Path, ids: NDArray[np.signedinteger], vocabulary_size: int) -> NDArray[np.int32]:

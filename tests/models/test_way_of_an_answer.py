@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.models, pytest.mark.timeout(900)]
 
 # Up to the first accepted token, if copies and the drafting model are both asked until then and the plan has a short
 # head, which lays out rows for the prompt's rare tokens. Which of them happens depends on the machine's times, so the
-# longest of the ways is the limit: 68 files where it was counted, and two for machines whose plan differs.
-MOST_FILES = 70
+# longest of the ways is the limit: 70 files where it was counted, and two for machines whose plan differs.
+MOST_FILES = 72
 
 
 def test_an_answer_up_to_its_first_accepted_token_enters_few_files(pair: Engine) -> None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from edgespec.architectures.shape import EMBEDDING, HEAD
 from edgespec.errors import InvalidRequestError, ModelFileError
-from edgespec.files.export_folder import ascending
+from edgespec.files.checked import ascending
 from edgespec.files.gguf.cursor import Cursor, read_entry
 from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, FilePart, GgufHeader, TensorInfo
 

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from edgespec.architectures.shape import OTHERS_CACHE
 from edgespec.errors import CancelledError, InvalidRequestError, MemoryLimitError, ModelFileError
-from edgespec.files.checked import cannot_map
-from edgespec.files.export_folder import ascending
+from edgespec.files.checked import ascending, cannot_map
 from edgespec.files.gguf.records import FilePart, GgufHeader, TensorInfo
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.rows import IdArray
