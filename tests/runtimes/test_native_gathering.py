@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.runtimes.native.cache import NativeCancel
 from edgespec.runtimes.native.library import OK
-from edgespec.runtimes.native.scheduler import ACTIVE_S, FIRST_SHARE, PATIENCE, Member
+from edgespec.runtimes.native.scheduler import ACTIVE_S, FIRST_SHARE, PATIENCE, RECENT_S, Member
 from tests.runtimes.test_native_scheduler import Model, request
 
 
@@ -85,3 +85,22 @@ def test_heavier_models_wait_while_rows_of_answers_are_collected_and_not_for_pro
     assert model.scheduler.run(request(tokens)) == OK
     assert found[0] == announced
     assert turns._gathering == []
+
+
+@pytest.mark.parametrize(("silent_s", "stays"), [(RECENT_S / 2, True), (2 * RECENT_S, False)])
+def test_a_sequence_that_is_silent_for_long_does_not_slow_the_steps_of_others(
+    monkeypatch: pytest.MonkeyPatch, silent_s: float, stays: bool
+) -> None:
+    """A server keeps the sequences of eight conversations, of which one may be in use."""
+    model = Model()
+    silent = Member(NativeCancel(), ended_at=time.perf_counter() - silent_s, answers=True, missed=True)
+    member = Member(NativeCancel())
+    model.scheduler._members.add(silent)
+    assert model.scheduler.run(request(1, member=member)) == OK
+    assert model.scheduler._members == ({silent, member} if stays else {member})
+    gathered: list[bool] = []
+    monkeypatch.setattr(model.scheduler, "_gather", lambda: gathered.append(True))
+    assert model.scheduler.run(request(1, member=member)) == OK
+    assert gathered == [True] * stays
+    assert model.scheduler.run(request(1, member=silent)) == OK
+    assert silent in model.scheduler._members, "it is in use again"

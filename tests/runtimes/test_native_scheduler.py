@@ -15,6 +15,7 @@ from edgespec.runtimes.native.library import BAD_REQUEST, CANCELLED, OK
 from edgespec.runtimes.native.scheduler import (
     ACTIVE_S,
     FIRST_ROWS,
+    MOST_ACTIVE_S,
     PROMPT_SHARE,
     QUICK_S,
     RECENT_S,
@@ -266,6 +267,17 @@ def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent
     assert not member.is_answering(1.6)
 
 
+def test_a_step_of_an_hour_does_not_make_an_answer_last_for_hours() -> None:
+    """The process was stopped and continued."""
+    member = Member(NativeCancel())
+    for now, step_s in ((1.0, 0.1), (3601.0, 3600.0)):
+        member.arrived(now)
+        member.ended(now, answers=True, step_s=step_s)
+    assert member.is_answering(3601.0)
+    assert not member.is_answering(3601.0 + 1.01 * MOST_ACTIVE_S)
+    assert not member.may_return(3601.0 + 1.01 * MOST_ACTIVE_S)
+
+
 # --------------------------------------------------------------------------------------------------- schedulers
 
 
@@ -407,6 +419,32 @@ def test_a_prompt_that_is_cancelled_ends_between_two_steps() -> None:
         each.join(WATCHDOG_S)
     assert (found, prompts[0][1], prompts[1][1]) == ([OK], [CANCELLED], [OK])
     assert sum(count for step in model.steps for count, _ in step) < 1 + 200 + 150
+
+
+def test_a_cancelled_leader_computes_no_step_of_others() -> None:
+    model = Model()
+    leader, other = request(200), request(150)
+    led_by: list[threading.Thread] = []
+
+    def code(share: Share) -> int:
+        led_by.append(threading.current_thread())
+        if share.request is leader:
+            leader.member.cancel.set(True)
+        return OK
+
+    model.code = code
+    model.may_compute.clear()
+    running = model.start(leader)
+    assert model.begun.wait(WATCHDOG_S)
+    waiting = model.start(other)
+    model.wait_for(1)
+    leader.tokens = np.arange(300, dtype=np.int32)  # the step that runs is not its last
+    model.may_compute.set()
+    for thread, _ in (running, waiting):
+        thread.join(WATCHDOG_S)
+    assert (running[1], waiting[1]) == ([CANCELLED], [OK])
+    assert led_by[0] is running[0]
+    assert set(led_by[1:]) == {waiting[0]}
 
 
 def test_an_error_in_the_leaders_thread_does_not_stop_the_others() -> None:

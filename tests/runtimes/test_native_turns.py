@@ -115,3 +115,17 @@ def test_a_forked_process_does_not_wait_for_the_turns_of_the_first_process() -> 
             os._exit(0 if turns.enter(2.0, 0.0) else 1)
         assert os.waitpid(child, 0)[1] == 0
     turns.leave(1.0)
+
+
+def test_a_model_whose_wait_fails_is_no_longer_waited_for() -> None:
+    turns = Turns()
+    turns.crowd()
+    assert turns.enter(9.0, 0.0)
+    turns._changed.wait = _out_of_memory  # type: ignore[method-assign]
+    with pytest.raises(MemoryError):
+        turns.enter(1.0, 0.0)
+    assert turns._waiting == []
+
+
+def _out_of_memory(timeout: float | None = None) -> bool:
+    raise MemoryError

@@ -38,6 +38,8 @@ QUICK_S = 0.005
 # prompts back: a round takes 30 to 150 ms, and with a large model a second.
 ACTIVE_S = 0.25
 ACTIVE_ROUNDS = 2.0
+# Nor after this long, whatever its last step took: a process that was stopped and continued has steps of hours.
+MOST_ACTIVE_S = 10.0
 # An answer may be silent for longer while its drafter reads: until then no step of prompts alone exceeds STEP_S.
 # 70 tokens took the 0.5B drafter 0.5 s, next to a prompt of the 1.5B on two cores without AVX-512.
 RECENT_S = 2.0
@@ -94,21 +96,22 @@ class Member:
     @property
     def active_s(self) -> float:
         """After this long without a request its answer is over."""
-        return max(ACTIVE_S, ACTIVE_ROUNDS * max(self.step_s, self.round_s or 0.0))
+        return min(max(ACTIVE_S, ACTIVE_ROUNDS * max(self.step_s, self.round_s or 0.0)), MOST_ACTIVE_S)
 
     def is_near(self, now: float) -> bool:
         """Whether its next request is expected within milliseconds."""
         return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
 
-    def is_answering(self, now: float) -> bool:
-        return self._has_answered(now, self.active_s)
+    def is_recent(self, now: float) -> bool:
+        """Whether its answer may continue, also after its drafter has read."""
+        return now - self.ended_at < max(RECENT_S, self.active_s)
 
     def may_return(self, now: float) -> bool:
-        """Whether it is answering, or its answer may continue after its drafter has read."""
-        return self._has_answered(now, max(RECENT_S, self.active_s))
+        """Whether it answers and is not silent for long."""
+        return self.answers and not self.cancel.raised and self.is_recent(now)
 
-    def _has_answered(self, now: float, within_s: float) -> bool:
-        return self.answers and now - self.ended_at < within_s and not self.cancel.raised
+    def is_answering(self, now: float) -> bool:
+        return self.may_return(now) and now - self.ended_at < self.active_s
 
     def expected_s(self, now: float) -> float:
         """How long its next request is worth waiting for, so that a prompt rides along; 0.0 after its answer.
@@ -321,7 +324,7 @@ class BatchScheduler:
         self._lock = threading.Lock()
         self._leader: Request | None = None
         self._waiting: list[Request] = []  # not those of the running step
-        self._members: set[Member] = set()
+        self._members: set[Member] = set()  # that wait, or had a step recently
         self._gone: deque[Member] = deque()  # closed, and perhaps still in ``_members``
         self._arrival: threading.Lock | None = None  # what the leader waits for, while it waits
         self._times = StepTimes()
@@ -421,11 +424,24 @@ class BatchScheduler:
         with contextlib.ExitStack() as announced:
             if len(self._members) > 1:
                 with self._lock:
-                    drafts = any(each.is_whole for each in self._waiting)
+                    drafts = not self._only_prompts()
                 if drafts:  # heavier models do not wait for a prompt, which may wait for what they compute
                     announced.enter_context(self._turns.gathering(self._weight))
                 self._gather()
             return self._turns.is_crowded and self._turns.enter(self._weight, self._patience_s())
+
+    def _only_prompts(self) -> bool:
+        return not any(each.is_whole for each in self._waiting)
+
+    def _away(self, now: float) -> list[Member]:
+        """The members that have no request now. With the lock held.
+
+        Those that are silent for long are no longer members, so that a Sequence without others is computed
+        immediately.
+        """
+        here = {each.member for each in self._waiting}
+        self._members = {member for member in self._members if member in here or member.is_recent(now)}
+        return [member for member in self._members if member not in here]
 
     def _gather(self) -> None:
         """Wait a moment for Sequences that are expected."""
@@ -434,9 +450,8 @@ class BatchScheduler:
             now = self._clock()
             with self._lock:
                 self._drop_gone()
-                here = {each.member for each in self._waiting}
-                away = self._members - here
-                only_prompts = not any(each.is_whole for each in self._waiting)
+                away = self._away(now)
+                only_prompts = self._only_prompts()
                 expected = [member for member in away if member.expected_s(now) > 0.0] if only_prompts else []
                 begins = not only_prompts and self._leader is not None and self._leader.member.gaps_s[1] >= QUICK_S
                 soon = [member for member in away if begins and not member.late and member.is_answering(now)]
@@ -445,7 +460,7 @@ class BatchScheduler:
                     limit_s = min(begun + RIDE_S - now, max(member.expected_s(now) for member in expected))
                 else:
                     wait_s = max(STRAGGLER_S, FIRST_SHARE * (self._times.seconds(1) or 0.0)) if soon else STRAGGLER_S
-                    limit_s = min(wait_s, begun + len(here | away) * wait_s - now) if near else 0.0
+                    limit_s = min(wait_s, begun + len(self._members) * wait_s - now) if near else 0.0
                 if limit_s <= 0.0:
                     self._came_not(expected, soon)
                     return
@@ -470,8 +485,7 @@ class BatchScheduler:
         """How long the step waits for lighter models: 0.0 if all running answers are in it."""
         now = self._clock()
         with self._lock:
-            here = {each.member for each in self._waiting}
-            away = any(member.is_answering(now) for member in self._members - here)
+            away = any(member.is_answering(now) for member in self._away(now))
             return PATIENCE * (self._times.seconds(1) or 0.0) if away else 0.0
 
     def _step(self) -> None:
@@ -479,8 +493,8 @@ class BatchScheduler:
         with self._lock:
             for request in [each for each in self._waiting if each.member.cancel.raised]:
                 self._end(request, CANCELLED)
-            if not self._waiting:
-                return
+            if not self._waiting or (self._leader is not None and self._leader.code is not None):
+                return  # a cancelled leader does not wait for a step of others
             shares = self._choose(now)
             taken = [share.request for share in shares]
             for request in taken:

@@ -72,19 +72,21 @@ class Turns:
             begun = self._clock()
             own = (weight, False)
             self._waiting.append(own)
-            while True:
-                now = self._clock()
-                if now - begun >= patience_s and not own[1]:
-                    self._waiting.remove(own)
-                    own = (weight, True)
-                    self._waiting.append(own)
-                wait_s = self._wait_s(own, now)
-                if wait_s <= 0.0:
-                    break
-                if not own[1]:
-                    wait_s = min(wait_s, max(patience_s - (now - begun), 0.0))
-                self._changed.wait(None if math.isinf(wait_s) else wait_s)
-            self._waiting.remove(own)
+            try:
+                while True:
+                    now = self._clock()
+                    if now - begun >= patience_s and not own[1]:
+                        self._waiting.remove(own)
+                        own = (weight, True)
+                        self._waiting.append(own)
+                    wait_s = self._wait_s(own, now)
+                    if wait_s <= 0.0:
+                        break
+                    if not own[1]:
+                        wait_s = min(wait_s, max(patience_s - (now - begun), 0.0))
+                    self._changed.wait(None if math.isinf(wait_s) else wait_s)
+            finally:
+                self._waiting.remove(own)
             self._running = True
         return True
 
