@@ -13,8 +13,9 @@ from http.client import BadStatusLine, HTTPResponse
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from edgespec.server import app
 from edgespec.server.bodies import MOST_BODIES_BYTES, BodyReader
-from edgespec.server.connections import MOST_CONNECTIONS, RECEIVE_S, LimitedProtocol
+from edgespec.server.connections import CLOSING_S, MOST_CONNECTIONS, RECEIVE_S, WRITING_S, LimitedProtocol
 from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
@@ -188,6 +189,20 @@ def test_connections_that_answer_are_not_replaced(tiny: TinyModels, monkeypatch:
             assert read_all(further) == b""
         load.release.set()
         assert read_all(busy).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_asks_much_and_takes_nothing_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WRITING_S == LimitedProtocol.writing_s == app.LONGEST_WRITE_S + CLOSING_S
+    monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.05)
+    monkeypatch.setattr(LimitedProtocol, "closing_s", 0.05)
+    monkeypatch.setattr(LimitedProtocol, "writing_s", 0.2)
+    before = len(server.lines)
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        own.connect(("127.0.0.1", server.port))
+        own.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+        server.wait_until(lambda: "the client left" in [line.error for line in server.lines[before:]])
+        server.wait_until(lambda: server.service.connections() == 0)  # the client still holds its end
 
 
 def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:
