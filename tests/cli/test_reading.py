@@ -7,12 +7,13 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.terminal import reading
-from edgespec.cli.terminal.output import about, show
+from edgespec.cli.terminal.output import about, note, show
 from edgespec.cli.terminal.reading import LOGGED_EACH_S, LONG_TOKENS, PATIENCE_S, Pace, ReadingLine, ReadingLog
 from edgespec.engine.events import Reading
 from tests.support.command_line import command, environment
@@ -49,6 +50,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Screen:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     return found
+
+
+@pytest.mark.parametrize("tell", [note, show])
+def test_told_text_controls_no_terminal(tell: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    tell("undone: \x1b[2J\x9b31m\r\u202eok\tand\nmore")
+    assert "".join(capsys.readouterr()) == "undone: \\x1b[2J\\x9b31m\\r\\u202eok\tand\nmore\n"
 
 
 def paced(*heard: tuple[int, float], of: int = 4096) -> Pace:
