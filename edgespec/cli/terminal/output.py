@@ -284,6 +284,7 @@ class ProgressPrinter:
         return follow(steps, label, self)
 
     def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        label = label.translate(_HARMLESS)
         if stderr_is_rich():
             self._show_bar(label, fraction, done, total)
             return
@@ -307,7 +308,7 @@ class ProgressPrinter:
 
         if label != self._label:
             self._finish()
-            columns = [TextColumn("{task.description}"), BarColumn(bar_width=24)]
+            columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)]
             if total:
                 columns += [DownloadColumn(), SpeedColumn(), TimeRemainingColumn()]
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
