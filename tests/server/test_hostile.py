@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from edgespec.server import app
 from edgespec.server.bodies import MOST_BODIES_BYTES, BodyReader
 from edgespec.server.connections import CLOSING_S, MOST_CONNECTIONS, RECEIVE_S, WRITING_S, LimitedProtocol
+from edgespec.server.security import Access
 from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
@@ -110,6 +111,27 @@ def test_large_bodies_that_arrive_together_have_a_limit(server: Running, monkeyp
         assert server.chat("hello", max_tokens=1).status_code == 200, "small ones have no such limit"
     server.wait_until(lambda: bodies.held == 0)
     assert server.chat("x" * 100_000).status_code == 400
+
+
+def test_large_bodies_of_one_key_leave_room_for_another(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service, "bodies", bodies := BodyReader(600_000))
+
+    def send(own: socket.socket, key: bytes) -> None:
+        own.sendall(POST + b"X-Api-Key: " + key + b"\r\nContent-Length: 200000\r\n\r\n" + b" " * 190_000)
+
+    with (
+        monkeypatch.context() as keys,
+        server.connect() as first,
+        server.connect() as second,
+        server.connect() as other,
+    ):
+        keys.setattr(server.service, "access", Access(keys=("one-long-key", "another-key")))
+        send(first, b"one-long-key")
+        server.wait_until(lambda: bodies.held == 190_000)
+        send(second, b"one-long-key")
+        assert error_on(second) == (429, "queue_full")
+        send(other, b"another-key")
+        server.wait_until(lambda: bodies.held == 380_000)
 
 
 def test_a_request_that_does_not_arrive_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
