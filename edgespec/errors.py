@@ -39,7 +39,7 @@ __all__ = [
 # Characters that a terminal executes or that change the order of a line: those of C0 and C1, marks of direction, and
 # Unicode's ends of lines. Names of files, and what a hub or a model file says, may hold any of them.
 _UNSHOWN = (*range(0x20), *range(0x7F, 0xA0), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
-_SHOWN = {code: ascii(chr(code))[1:-1] for code in _UNSHOWN} | {0: "\\0"}
+ESCAPES = {code: ascii(chr(code))[1:-1] for code in _UNSHOWN} | {0: "\\0"}
 
 
 class EdgespecError(Exception):
@@ -50,10 +50,10 @@ class EdgespecError(Exception):
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        message = message.translate(_SHOWN)
+        message = message.translate(ESCAPES)
         super().__init__(message)
         self.message = message
-        self.hint = None if hint is None else hint.translate(_SHOWN)
+        self.hint = None if hint is None else hint.translate(ESCAPES)
 
 
 class InvalidRequestError(EdgespecError):

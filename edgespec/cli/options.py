@@ -79,8 +79,8 @@ def resolve_profile(name: str | None, **flags: Any) -> Profile:
         user_dir=home().root,
         flags={key: value for key, value in flags.items() if value is not None},
     )
-    if profile.old is not None:
-        note(profile.old)
+    for sentence in filter(None, (profile.old, profile.ignored)):
+        note(sentence)
     return profile
 
 

@@ -275,7 +275,7 @@ def log_line(line: RequestLine, now: str) -> str:
 
 
 def texts_of(request: Request, answers: list[Done]) -> list[str]:
-    """What was asked and the answers, without control characters."""
+    """What was asked and the answers, without control characters. A mark begins each line: none is a request's."""
     asked = request.messages[-1]["content"] if request.is_chat else str(request.prompt)
-    texts = (f"> {asked}", *(f"< {done.text}" for done in answers))
+    texts = (f"> {asked}".replace("\n", "\n> "), *(f"< {done.text}".replace("\n", "\n< ") for done in answers))
     return ["".join(each if each.isprintable() or each == "\n" else "?" for each in text) for text in texts]

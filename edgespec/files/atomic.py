@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -78,7 +79,7 @@ def _birth(pid: int) -> str:
 
 
 def remove_stale_temporaries(folder: Path) -> list[Path]:
-    """Delete temporaries (files and folders) in ``folder`` whose process is gone; returns what was removed."""
+    """Delete this user's temporaries (files and folders) in ``folder`` whose process is gone; returns them."""
     removed = []
     with contextlib.suppress(OSError):
         for entry in sorted(folder.iterdir()):
@@ -86,7 +87,12 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
             if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), match["birth"], entry):
                 continue
             with contextlib.suppress(OSError):
-                _delete(entry)
+                if not _is_own(entry):
+                    continue
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
                 removed.append(entry)
     return removed
 
@@ -105,13 +111,9 @@ def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:
         return False
 
 
-def _delete(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        for child in entry.iterdir():
-            _delete(child)
-        entry.rmdir()
-    else:
-        entry.unlink()
+def _is_own(entry: Path) -> bool:
+    """Whether this user made it: another could replace a part by a link to this user's files while it is deleted."""
+    return not hasattr(os, "geteuid") or entry.lstat().st_uid == os.geteuid()
 
 
 @contextmanager

@@ -145,9 +145,7 @@ class StoredText:
         head = head[:-4] + struct.pack("<I", zlib.crc32(head[:-4] + names))
         end = self._start + _TOKEN_BYTES * self._size
         parts = (head, names, self._backwards[self._start : end], self._order.astype("<u4").tobytes())
-        with replacing(path, expected_bytes=sum(map(len, parts))) as file:
-            if hasattr(os, "fchmod"):  # Windows has no such modes
-                os.fchmod(file.fileno(), 0o600)
+        with replacing(path, expected_bytes=sum(map(len, parts)), private=True) as file:
             for part in parts:
                 file.write(part)
 

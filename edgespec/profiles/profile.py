@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -47,13 +48,17 @@ _OLD: Mapping[str, Mapping[str, str | int | float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile(Values):
-    """A profile with every value resolved. ``origins`` has the source of each field's value."""
+    """A profile with every value resolved. ``origins`` has the source of each field's value.
+
+    ``ignored`` is a sentence about a project's file that was not read; None if there is none.
+    """
 
     origins: Mapping[str, str]
+    ignored: str | None = None
 
     def values(self) -> dict[str, str | int | float | bool]:
-        """Field name to value, without ``origins``: what ``edgespec profiles show`` prints."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "origins"}
+        """Field name to value, without what is about them: what ``edgespec profiles show`` prints."""
+        return {f.name: getattr(self, f.name) for f in fields(Values)}
 
     @property
     def old(self) -> str | None:
@@ -88,7 +93,7 @@ def load_profile(
     project, else of the user, else it is ``default``. ``only_the_named`` ignores the project's file and the user's
     ``config.toml``, for applications that embed edgespec. Raises ProfileError for a profile that cannot be used.
     """
-    project = None if only_the_named else _project_layer(cwd)
+    project, ignored = (None, None) if only_the_named else _project_layer(cwd)
     user = None if only_the_named else _table_file_layer(user_dir / USER_FILE)
     name, chosen_by = _choose(name_or_path, environ, project, user)
     layers = _profile_layers(name, cwd, user_dir, user)
@@ -101,7 +106,7 @@ def load_profile(
         values.update(layer.values)
         origins.update(layer.origins)
     # Every chain starts with default.toml, which sets all fields. layers.py checked the values.
-    return Profile(**cast("dict[str, Any]", values), origins=MappingProxyType(origins))
+    return Profile(**cast("dict[str, Any]", values), origins=MappingProxyType(origins), ignored=ignored)
 
 
 def list_profiles(user_dir: Path) -> tuple[ProfileSummary, ...]:
@@ -230,14 +235,26 @@ def _user_names(user_dir: Path) -> tuple[str, ...]:
         return ()
 
 
-def _project_layer(cwd: Path) -> Layer | None:
-    """The ``[profile]`` table of the nearest ``edgespec.toml`` in ``cwd`` or above."""
-    cwd = cwd.absolute()
+def _project_layer(cwd: Path) -> tuple[Layer | None, str | None]:
+    """The ``[profile]`` table of the nearest ``edgespec.toml`` from ``cwd`` upwards; what to say of one left out."""
+    cwd, ignored = cwd.absolute(), None
     for folder in (cwd, *cwd.parents):
-        layer = _table_file_layer(folder / PROJECT_FILE)
-        if layer is not None:
-            return layer
-    return None
+        path = folder / PROJECT_FILE
+        if is_file(path) and not _is_own(path):
+            ignored = ignored or f"{path} is another user's file and was not read; a copy that is yours is read"
+        elif (layer := _table_file_layer(path)) is not None:
+            return layer, ignored
+    return None, ignored
+
+
+def _is_own(path: Path) -> bool:
+    """Whether the file is this user's or root's: anyone may write into some folders above, such as /tmp."""
+    if not hasattr(os, "geteuid"):  # Windows
+        return True
+    try:
+        return {path.lstat().st_uid, path.stat().st_uid} <= {0, os.geteuid()}
+    except OSError:
+        return False
 
 
 def _table_file_layer(path: Path) -> Layer | None:

@@ -25,13 +25,17 @@ MOST_BODIES_BYTES = 64_000_000
 
 @dataclass(eq=False, slots=True)
 class _Large:
-    """A large body that arrives or is parsed."""
+    """A large body that arrives or is parsed. ``owner``: whose it is, where several may ask."""
 
+    owner: str | None
     size: int = 0
 
 
 class BodyReader:
-    """Reads and parses bodies. The large ones that arrive at the same time have a limit together."""
+    """Reads and parses bodies. The large ones that arrive at the same time have a limit together.
+
+    Those of one of several owners may have half of it.
+    """
 
     def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
         self._most = most_bytes
@@ -50,12 +54,14 @@ class BodyReader:
         budget: RequestBudget,
         threads: Threads,
         items: KeptItems | None = None,
+        owner: str | None = None,
     ) -> tuple[T, int]:
         """What ``read`` makes of the object in the body, and the body's size, with those of ``items`` that it names.
 
-        Raises ApiError with status 413 beyond the budget and 429 beyond the limit of all, and GoneError.
+        ``owner``: whose it is, where several may ask. Raises ApiError with status 413 beyond the budget and 429
+        beyond the limits of the owner and of all, and GoneError.
         """
-        body, large = bytearray(), _Large()
+        body, large = bytearray(), _Large(owner)
 
         def parsed() -> tuple[Mapping[str, Any], int]:
             given = parse_body(bytes(body), budget)
@@ -89,11 +95,12 @@ class BodyReader:
             self._large.discard(large)
 
     def _hold(self, large: _Large, size: int) -> None:
-        """Note the size of a body if it is large. Raises ApiError beyond the limit of all."""
+        """Note the size of a body if it is large. Raises ApiError beyond the limits of its owner and of all."""
         if size > MOST_PARSED_BYTES:
             large.size = size
             self._large.add(large)
-            if self.held > self._most:
+            of_owner = sum(each.size for each in self._large if each.owner == large.owner)
+            if self.held > self._most or (large.owner is not None and of_owner > self._most // 2):
                 message = "too many large requests arrive at the same time"
                 raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
 

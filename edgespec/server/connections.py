@@ -24,6 +24,9 @@ RECEIVE_S = 30.0
 # A connection that is being closed ends if its client takes nothing for this long: it would hold a descriptor, and
 # the end of the server.
 CLOSING_S = 10.0
+# One that answers ends if its client takes nothing for this long. Answers wait a bit less for it (app.py), so that
+# their end is in the log.
+WRITING_S = 70.0
 # A descriptor each.
 MOST_CONNECTIONS = 512
 # Connections that are accepted before the first of them can be closed. asyncio logs a traceback for each one that
@@ -64,6 +67,7 @@ class LimitedProtocol(H11Protocol):
 
     receive_s = RECEIVE_S
     closing_s = CLOSING_S
+    writing_s = WRITING_S
     most_connections = MOST_CONNECTIONS
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -88,15 +92,20 @@ class LimitedProtocol(H11Protocol):
             idle = [each for each in live if each.idle]
             min(idle, key=lambda each: each._since, default=self).transport.abort()
         self._expect()
-        self._look(0)
+        self._look(0, self.loop.time())
 
-    def _look(self, unsent: int) -> None:
-        """End the connection if it is being closed, and its client has taken nothing since there were ``unsent``."""
-        left = self.transport.get_write_buffer_size()
-        if self.live or left != unsent:
-            self._looking = self.loop.call_later(self.closing_s, self._look, left)
-        else:
+    def _look(self, unsent: int, since: float) -> None:
+        """End the connection if its client takes nothing: there are ``unsent`` bytes ``since`` that time.
+
+        uvicorn would wait for ever to say that a request has no answer.
+        """
+        left, now = self.transport.get_write_buffer_size(), self.loop.time()
+        since = since if left == unsent else now
+        stalled = self.flow.write_paused and now - since >= self.writing_s
+        if stalled or (not self.live and left == unsent):
             self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(self.closing_s, self._look, left, since)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -7,7 +7,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgespec.server.errors import ApiError
 
@@ -36,10 +36,14 @@ class _Asker:
     size: int
     owner: str | None
     limit: asyncio.Timeout  # of the wait
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # it has a slot
 
 
 class RequestQueue:
-    """First come, first served; beyond ``most_waiting``, requests are refused with 429 and Retry-After."""
+    """First come, first served; beyond ``most_waiting``, requests are refused with 429 and Retry-After.
+
+    Of several owners the one with the fewest running requests comes first, and each leaves a slot to the others.
+    """
 
     def __init__(
         self,
@@ -49,13 +53,12 @@ class RequestQueue:
         most_waiting_bytes: int = MOST_WAITING_BYTES,
         most_waiting_of_one: int = MOST_WAITING_OF_ONE,
     ) -> None:
-        self._slots = asyncio.Semaphore(most_running)
         self.most_running = most_running
         self._most_waiting = most_waiting
         self._longest_wait_s = longest_wait_s
         self._most_waiting_bytes = most_waiting_bytes
         self._most_waiting_of_one = most_waiting_of_one
-        self._waiting = set[_Asker]()
+        self._waiting = list[_Asker]()
         self._running = set[_Asker]()
         self._typical_s = 1.0
         self._writes: dict[asyncio.Timeout, float] = {}  # of the answers that are sent, and since when
@@ -78,23 +81,37 @@ class RequestQueue:
         if self.draining:
             raise shutting_down()
         asker = _Asker(size, owner, asyncio.timeout(self._longest_wait_s))
-        if self._slots.locked():
+        if self._has_slot_for(asker):
+            self._running.add(asker)
+        else:
             if self._full_for(asker):
                 raise self._later("too many requests are waiting")
             self._shorten_writes()
-        await self._slot_for(asker)
-        if self.draining:
-            self._slots.release()
-            raise shutting_down()
+            await self._wait(asker)
         loop = asyncio.get_running_loop()
         started = loop.time()
-        self._running.add(asker)
         try:
             yield
         finally:
-            self._running.remove(asker)
             self._typical_s += _NEWEST * (loop.time() - started - self._typical_s)
-            self._slots.release()
+            self._running.remove(asker)
+            self._begin_next()
+
+    def _has_slot_for(self, asker: _Asker) -> bool:
+        most = self.most_running if asker.owner is None else max(1, self.most_running - 1)
+        return self.running < self.most_running and self._running_of(asker) < most
+
+    def _running_of(self, asker: _Asker) -> int:
+        """The running requests of its owner."""
+        return sum(each.owner == asker.owner for each in self._running)
+
+    def _begin_next(self) -> None:
+        """Give free slots to waiting requests."""
+        while able := [each for each in self._waiting if self._has_slot_for(each)]:
+            chosen = min(able, key=self._running_of)  # of equal ones the first
+            self._waiting.remove(chosen)
+            self._running.add(chosen)
+            chosen.begun.set()
 
     def _full_for(self, asker: _Asker) -> bool:
         of_owner = sum(each.owner == asker.owner for each in self._waiting)
@@ -104,16 +121,23 @@ class RequestQueue:
             or (asker.owner is not None and of_owner >= self._most_waiting_of_one)
         )
 
-    async def _slot_for(self, asker: _Asker) -> None:
-        """Acquire a slot."""
-        self._waiting.add(asker)
+    async def _wait(self, asker: _Asker) -> None:
+        """Wait for a slot."""
+        self._waiting.append(asker)
         try:
             async with asker.limit:
-                await self._slots.acquire()
-        except TimeoutError:
-            raise shutting_down() if self.draining else self._later("no slot became free in time") from None
-        finally:
-            self._waiting.remove(asker)
+                await asker.begun.wait()
+            if self.draining:
+                raise shutting_down()
+        except BaseException as error:
+            if asker.begun.is_set():  # it got its slot in the same moment
+                self._running.remove(asker)
+                self._begin_next()
+            else:
+                self._waiting.remove(asker)
+            if isinstance(error, TimeoutError):
+                raise shutting_down() if self.draining else self._later("no slot became free in time") from None
+            raise
 
     def _later(self, message: str) -> ApiError:
         return ApiError(message, status=429, code="queue_full", retry_s=self.retry_s)

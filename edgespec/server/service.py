@@ -148,7 +148,8 @@ class Service:
             budget = RequestBudget(self.context_length, LONGEST_REQUEST_S)
             try:
                 items = self.items[owner] if names_items else None
-                asked, size = await self.bodies.read(request, read, budget, self.keeper.threads, items)
+                threads, waits_as = self.keeper.threads, self.waits_as(owner)
+                asked, size = await self.bodies.read(request, read, budget, threads, items, waits_as)
                 return await reply(Read(owner, asked, size, budget, request.receive))
             except GoneError:
                 return Left()

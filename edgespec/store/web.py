@@ -240,13 +240,18 @@ class Web:
         return max(float(asked), backoff) if asked.isascii() and asked.isdigit() and len(asked) < 6 else backoff
 
     def _redirected(self, url: str, target: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
-        """The address that ``url`` redirects to, with the headers for it: another host gets no token."""
+        """The address that ``url`` redirects to, with the headers for it: another host gets no token.
+
+        Encryption is never left: anyone on the way could exchange what comes.
+        """
         try:
             new = with_user_of(urljoin(url, target), url)
-            same = urlsplit(new)[:2] == urlsplit(url)[:2]
+            (scheme, host), own = urlsplit(new)[:2], urlsplit(url)[:2]
         except ValueError as error:
             raise UnreachableError(f"{self.host} redirects to an address that cannot be read", hint=_CHECK) from error
-        if same:
+        if own[0] == "https" != scheme:
+            raise UnreachableError(f"{self.host} redirects to an address without encryption", hint=_SIGN_IN)
+        if own == (scheme, host):
             return new, headers
         return new, {name: value for name, value in headers.items() if name.lower() != "authorization"}
 

@@ -77,7 +77,7 @@ def test_no_character_is_lost_or_changed(pieces: list[str], columns: int, colour
             {
                 **{n: 0x2400 + n for n in range(32) if n not in (9, 10)},
                 127: 0x2421,
-                **dict.fromkeys(range(128, 160), 65533),
+                **dict.fromkeys((*range(128, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 65533),
             }
         )
     )
@@ -138,11 +138,14 @@ def test_wrapping_follows_a_terminal_whose_size_changes() -> None:
     assert max(map(len, second.split("\n"))) <= 20
 
 
-@pytest.mark.parametrize("hostile", ["\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x9b31m", "\x08\x7f\x00", "lone\rreturn"])
+HOSTILE = ["\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x9b31m", "\x08\x7f\x00", "lone\rreturn", "\u202e\u2066"]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
 def test_control_characters_in_an_answer_are_shown_as_symbols(hostile: str) -> None:
     for pieces in ([hostile], list(hostile)):
         written = shown(pieces, colours=False)
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", written)
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", written)
         assert len(written) == len(hostile)
     assert shown(["\x1b"], colours=False) == "\u241b"
 

@@ -7,14 +7,16 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.terminal import reading
-from edgespec.cli.terminal.output import about, show
+from edgespec.cli.terminal.output import ProgressPrinter, about, note, show
 from edgespec.cli.terminal.reading import LOGGED_EACH_S, LONG_TOKENS, PATIENCE_S, Pace, ReadingLine, ReadingLog
 from edgespec.engine.events import Reading
+from edgespec.files.progress import ProgressEvent
 from tests.support.command_line import command, environment
 from tests.support.terminal import Terminal
 from tests.support.tiny_models import TinyModels
@@ -49,6 +51,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Screen:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "80")
     return found
+
+
+@pytest.mark.parametrize("tell", [note, show])
+def test_told_text_controls_no_terminal(tell: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    tell("undone: \x1b[2J\x9b31m\r\u202eok\tand\nmore")
+    assert "".join(capsys.readouterr()) == "undone: \\x1b[2J\\x9b31m\\r\\u202eok\tand\nmore\n"
+
+
+def test_a_bar_shows_the_name_of_a_file_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watched(monkeypatch)
+    monkeypatch.delenv("NO_COLOR")
+    with ProgressPrinter() as printer:
+        printer(ProgressEvent(stage="downloading", source="a[/b]\x1b[2J.gguf", done_bytes=1, total_bytes=2))
+    assert r"downloading a[/b]\x1b[2J.gguf" in screen.getvalue()
 
 
 def paced(*heard: tuple[int, float], of: int = 4096) -> Pace:

@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from edgespec.cli.options import resolve_profile
-from edgespec.cli.serve import _for_owners, _names, page_address
+from edgespec.cli.serve import _for_owners, _names, page_address, texts_of
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
+from edgespec.server.schema import Request
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
 from tests.support.tiny_models import TinyModels, put_into_store
@@ -243,6 +246,12 @@ def test_a_model_is_served_under_its_last_name_and_under_what_was_typed(given: s
     profile = resolve_profile(None, target=given)
     assert _names(profile, ()) == tuple(dict.fromkeys((name, given, "default")))
     assert _names(profile, ("coder",))[0] == "coder"
+
+
+def test_no_line_of_a_logged_text_looks_like_a_request() -> None:
+    asked = Request(messages=({"role": "user", "content": "one\n12:00 POST"},))
+    answers: list[Any] = [SimpleNamespace(text="two\n\x1b")]
+    assert texts_of(asked, answers) == ["> one\n> 12:00 POST", "< two\n< ?"]
 
 
 def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:

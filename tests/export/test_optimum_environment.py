@@ -38,8 +38,8 @@ class FakeTools:
         self.commands.append(list(command))
         assert scratch.is_dir()
         tick()
-        if command[1:3] == ["-m", "venv"]:
-            python = Path(command[3]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+        if command[1:4] == ["-I", "-m", "venv"]:
+            python = Path(command[4]) / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
             python.parent.mkdir(parents=True)
             python.write_text("")
             return 0, b""
@@ -75,9 +75,9 @@ def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home
     assert python.is_relative_to(environment_folder(home))
     assert left(home) == [environment_folder(home).name]
     assert not (environment_folder(home) / "tmp").exists()
-    assert tools.commands[0][:3] == [sys.executable, "-m", "venv"]
+    assert tools.commands[0][:4] == [sys.executable, "-I", "-m", "venv"]
     (install,) = tools.installs
-    assert install[0] == os.fspath(checked[0])
+    assert install[:4] == [os.fspath(checked[0]), "-I", "-m", "pip"]
     assert Path(install[0]).parent.parent.name.endswith(".tmp")
     assert "--only-binary=:all:" in install
     assert {"optimum-onnx[onnxruntime]==0.1.0", "transformers==4.57.6", "torch==2.13.0+cpu"} < set(install)
@@ -85,6 +85,17 @@ def test_the_optimum_environment_is_created_once_with_pinned_versions(home: Home
     again = FakeTools()
     assert prepare_environment(home, run=again) == python
     assert again.commands == []
+
+
+def test_a_venv_in_the_current_folder_does_not_run(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "venv.py").write_text("print('hostile')")
+    monkeypatch.chdir(tmp_path)
+    tools = FakeTools()
+    prepare_environment(home, run=tools)
+    _, said = run_logged([*tools.commands[0][:-1], "--help"], tmp_path, lambda: None)
+    assert said.startswith(b"usage")
 
 
 def test_offline_the_environment_is_used_but_not_created(home: Home) -> None:

@@ -169,6 +169,22 @@ def test_temporaries_of_dead_processes_are_removed_and_of_live_ones_kept(tmp_pat
     assert names(tmp_path) == sorted([mine, dead[:-4], "unrelated.tmp"])
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such owners")
+def test_temporaries_of_another_user_are_kept_and_links_in_folders_are_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = tmp_path / temporary_name("model.bin").replace(f"-{os.getpid()}-", "-4194999-")
+    stale.mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "file").write_bytes(b"x")
+    (stale / "link").symlink_to(tmp_path / "own")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: stale.lstat().st_uid + 1)
+        assert remove_stale_temporaries(tmp_path) == []
+    assert remove_stale_temporaries(tmp_path) == [stale]
+    assert names(tmp_path / "own") == ["file"]
+
+
 def test_temporaries_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "_HOST", "aaaaaa")
     name = temporary_name("model.bin").replace(f"-{os.getpid()}-", "-4194999-")

@@ -188,6 +188,11 @@ def attribute(value: Any) -> Callable[[Any], None]:
     return lambda model: model.graph.node[0].attribute.append(helper.make_attribute("hidden", value))
 
 
+def compiled(model: Any) -> None:
+    node = helper.make_node("EPContext", ["input_ids"], ["more"], domain="com.microsoft", ep_cache_context="../x.bin")
+    model.graph.node.append(node)
+
+
 def function(model: Any) -> None:
     node = helper.make_node("Identity", ["a"], ["b"])
     model.functions.append(helper.make_function("com.microsoft", "MatMulNBits", ["a"], ["b"], [node], []))
@@ -247,6 +252,7 @@ SUBGRAPH = helper.make_graph([], "sub", [], [])
         (shadow, "both an input and a constant"),
         (lambda model: model.opset_import.append(helper.make_opsetid("evil.example", 1)), "evil.example"),
         (lambda model: setattr(model.graph.node[0], "domain", "evil.example"), "evil.example"),
+        (compiled, "a compiled graph (EPContext)"),
         (function, "no exported graph has"),
         (sparse, "no exported graph has"),
         (attribute(SUBGRAPH), "no exported graph has"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import sys
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,6 +134,20 @@ def test_a_saved_file_holds_the_same_texts_and_names(tmp_path: Path, mapped: boo
     assert (tmp_path / "copy").read_bytes() == path.read_bytes()
     if sys.platform != "win32":
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+def test_a_file_is_private_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, modes = os.open, list[int]()
+
+    def noted(path: Any, flags: int, mode: int = 0o777, **settings: Any) -> int:
+        if flags & os.O_CREAT:
+            modes.append(mode)
+        return opened(path, flags, mode, **settings)
+
+    monkeypatch.setattr(os, "open", noted)
+    stored([1, 2, 3]).save(tmp_path / "texts")
+    assert modes == [0o600]
 
 
 def test_counting_tokens_includes_the_borders() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -185,6 +186,27 @@ def test_the_nearest_project_file_in_parent_folders_is_used(load: Load, project:
     assert load(cwd=inner).threads == 3
     (project / "a" / "edgespec.toml").write_text("[profile]\nthreads = 5\n")
     assert load(cwd=inner).threads == 5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such owners")
+@pytest.mark.parametrize("linked", [False, True])
+def test_another_users_project_file_is_not_read(
+    load: Load, project: Path, user: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
+) -> None:
+    file, inner = project / "edgespec.toml", project / "inner"
+    inner.mkdir()
+    named = user / "theirs.toml" if linked else file
+    named.write_text("[profile]\nthreads = 5\n")
+    if linked:
+        file.symlink_to(named)
+    assert (load(cwd=inner).threads, load(cwd=inner).ignored) == (5, None)
+    if os.geteuid() == 0:
+        os.chown(named, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    profile = load(cwd=inner)
+    assert profile.threads == "auto"
+    assert profile.ignored == f"{file} is another user's file and was not read; a copy that is yours is read"
 
 
 OPTIONS = {"target": "MODEL", "draft": "--draft", "context": "--context", "threads": "--threads"}

@@ -13,8 +13,10 @@ from http.client import BadStatusLine, HTTPResponse
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from edgespec.server import app
 from edgespec.server.bodies import MOST_BODIES_BYTES, BodyReader
-from edgespec.server.connections import MOST_CONNECTIONS, RECEIVE_S, LimitedProtocol
+from edgespec.server.connections import CLOSING_S, MOST_CONNECTIONS, RECEIVE_S, WRITING_S, LimitedProtocol
+from edgespec.server.security import Access
 from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
@@ -111,6 +113,27 @@ def test_large_bodies_that_arrive_together_have_a_limit(server: Running, monkeyp
     assert server.chat("x" * 100_000).status_code == 400
 
 
+def test_large_bodies_of_one_key_leave_room_for_another(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.service, "bodies", bodies := BodyReader(600_000))
+
+    def send(own: socket.socket, key: bytes) -> None:
+        own.sendall(POST + b"X-Api-Key: " + key + b"\r\nContent-Length: 200000\r\n\r\n" + b" " * 190_000)
+
+    with (
+        monkeypatch.context() as keys,
+        server.connect() as first,
+        server.connect() as second,
+        server.connect() as other,
+    ):
+        keys.setattr(server.service, "access", Access(keys=("one-long-key", "another-key")))
+        send(first, b"one-long-key")
+        server.wait_until(lambda: bodies.held == 190_000)
+        send(second, b"one-long-key")
+        assert error_on(second) == (429, "queue_full")
+        send(other, b"another-key")
+        server.wait_until(lambda: bodies.held == 380_000)
+
+
 def test_a_request_that_does_not_arrive_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RECEIVE_S == LimitedProtocol.receive_s == 30.0
     monkeypatch.setattr(LimitedProtocol, "receive_s", 0.2)
@@ -188,6 +211,20 @@ def test_connections_that_answer_are_not_replaced(tiny: TinyModels, monkeypatch:
             assert read_all(further) == b""
         load.release.set()
         assert read_all(busy).startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_asks_much_and_takes_nothing_is_ended(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WRITING_S == LimitedProtocol.writing_s == app.LONGEST_WRITE_S + CLOSING_S
+    monkeypatch.setattr(app, "LONGEST_WRITE_S", 0.05)
+    monkeypatch.setattr(LimitedProtocol, "closing_s", 0.05)
+    monkeypatch.setattr(LimitedProtocol, "writing_s", 0.2)
+    before = len(server.lines)
+    with socket.socket() as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        own.connect(("127.0.0.1", server.port))
+        own.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+        server.wait_until(lambda: "the client left" in [line.error for line in server.lines[before:]])
+        server.wait_until(lambda: server.service.connections() == 0)  # the client still holds its end
 
 
 def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:

@@ -370,6 +370,46 @@ async def test_one_owner_of_several_cannot_take_all_places_to_wait() -> None:
         await asyncio.wait([again])
 
 
+@pytest.mark.anyio
+async def test_one_owner_of_several_leaves_a_slot_and_the_one_with_fewest_running_comes_first() -> None:
+    queue, order, leave = RequestQueue(4, 9), list[str](), dict[str, asyncio.Event]()
+
+    async def request(name: str, owner: str | None) -> None:
+        async with queue.turn(owner=owner):
+            order.append(name)
+            await leave.setdefault(name, asyncio.Event()).wait()
+
+    names = ("a1", "a2", "a3", "a4", "a5", "b1", "b2")
+    tasks = {name: asyncio.create_task(request(name, name[0])) for name in names}
+    await asyncio.sleep(0)
+    assert order == ["a1", "a2", "a3", "b1"]
+    for name, following in (("a1", "b2"), ("b1", "a4"), ("a2", "a5")):
+        leave[name].set()
+        await tasks[name]
+        await asyncio.sleep(0)
+        assert order[-1] == following
+    for each in leave.values():
+        each.set()
+    await asyncio.gather(*tasks.values())
+    assert (queue.running, queue.waiting) == (0, 0)
+    async with RequestQueue(1).turn(owner="a"):
+        pass  # the only slot is left to no other
+
+
+@pytest.mark.anyio
+async def test_a_slot_whose_request_leaves_in_the_same_moment_is_given_on() -> None:
+    queue = RequestQueue(1, 5)
+    first = queue.turn()
+    await first.__aenter__()
+    entered = [queue.turn(), queue.turn()]
+    waiting = [asyncio.create_task(each.__aenter__()) for each in entered]
+    await asyncio.sleep(0)
+    await first.__aexit__(None, None, None)
+    waiting[0].cancel()
+    await asyncio.wait(waiting)
+    assert (waiting[0].cancelled(), queue.running, queue.waiting) == (True, 1, 0)
+
+
 @pytest.mark.parametrize("waits_first", [False, True])
 @pytest.mark.anyio
 async def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Mapping
@@ -138,4 +139,38 @@ async def test_a_body_is_as_large_as_the_items_that_it_names() -> None:
     assert large.value.status == 413
     with pytest.raises(ApiError, match="too many large requests"):
         await size("ab", most=MOST_PARSED_BYTES)
+    threads.close()
+
+
+@pytest.mark.anyio
+async def test_one_owner_of_several_has_half_of_the_room_for_large_bodies() -> None:
+    reader, threads = BodyReader(400_000), Threads(1)
+
+    async def arriving(owner: str | None) -> None:
+        parts = [{"type": "http.request", "body": b" " * 150_000, "more_body": True}]
+
+        async def receive() -> dict[str, Any]:
+            if not parts:
+                await asyncio.Event().wait()
+            return parts.pop()
+
+        request = HttpRequest({"type": "http", "headers": []}, receive)
+        await reader.read(request, dict, RequestBudget(1), threads, owner=owner)
+
+    first = asyncio.create_task(arriving("a"))
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="too many large requests"):
+        await arriving("a")
+    second = asyncio.create_task(arriving("b"))
+    await asyncio.sleep(0)
+    assert reader.held == 300_000
+    for each in (first, second):
+        each.cancel()
+    await asyncio.wait([first, second])
+    alone = [asyncio.create_task(arriving(None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert reader.held == 300_000
+    for each in alone:
+        each.cancel()
+    await asyncio.wait(alone)
     threads.close()

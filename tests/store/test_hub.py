@@ -222,6 +222,17 @@ def test_an_etag_that_is_not_a_safe_file_name_is_refused(fetch: Fetch, hub: HubS
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_whose_hash_the_hub_does_not_state_comes_with_a_notice(fetch: Fetch, hub: HubServer) -> None:
+    events: list[ProgressEvent] = []
+    fetch(HubFile("org/repo", "README.md"), Job(events.append))
+    assert not any(event.note for event in events), "a file in git has git's hash"
+    hub.etag_override = "W-1234"
+    assert fetch(job=Job(events.append)).path.read_bytes() == DATA
+    assert [event.note for event in events if event.note] == [
+        "the hub stated no hash of this file, so nothing confirms its content"
+    ]
+
+
 def test_offline_uses_the_hub_cache_without_any_request(fetch: Fetch, hub: HubServer, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="not in the hub's cache, and offline"):
         fetch(offline=True)

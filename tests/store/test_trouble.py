@@ -252,6 +252,17 @@ def test_a_redirect_to_an_unencrypted_address_of_the_hub_is_not_followed(
     assert len(secure.requests) == 1
 
 
+def test_nothing_is_fetched_from_an_unencrypted_address_that_an_encrypted_one_redirects_to(
+    secure: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(write_certificate(tmp_path)))
+    secure.redirect_to = f"http://127.0.0.1:{secure.port}/model.gguf"
+    network = Network(endpoint=secure.endpoint, cache=tmp_path)
+    message, _ = failure(lambda: list_hub_files("org/repo", "main", network))
+    assert message == f"127.0.0.1:{secure.port} redirects to an address without encryption"
+    assert len(secure.requests) == 1
+
+
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_company_certificate_is_trusted_if_a_variable_names_it(
     fetch_secure: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import ESCAPES, EdgespecError, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
@@ -41,6 +41,9 @@ MOST_INPUT_BYTES = 16_000_000
 
 # A piped file arrives sooner. After this many seconds, a message says that stdin is awaited.
 _PATIENCE_S = 3.0
+
+# Messages hold texts of files and models: what a terminal would execute is shown as in errors. Lines stay lines.
+_HARMLESS = {code: shown for code, shown in ESCAPES.items() if chr(code) not in "\n\t"}
 
 # Lines are wrapped to at least this many columns.
 NARROWEST = 20
@@ -160,7 +163,7 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
 
     Continuation lines are indented by ``hang`` columns if there is room, else by two more than the first line.
     """
-    columns = stderr_columns()
+    message, columns = message.translate(_HARMLESS), stderr_columns()
     if columns is not None:
         message = "\n".join(_wrapped(line, columns, hang) for line in message.split("\n"))
     if dim and stderr_is_rich():
@@ -170,6 +173,7 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
 
 def show(line: str) -> None:
     """Print a line on stdout, wrapped between words on a terminal."""
+    line = line.translate(_HARMLESS)
     print(_wrapped(line, shutil.get_terminal_size().columns, None) if sys.stdout.isatty() else line)
 
 
@@ -280,6 +284,7 @@ class ProgressPrinter:
         return follow(steps, label, self)
 
     def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
+        label = label.translate(_HARMLESS)
         if stderr_is_rich():
             self._show_bar(label, fraction, done, total)
             return
@@ -303,7 +308,7 @@ class ProgressPrinter:
 
         if label != self._label:
             self._finish()
-            columns = [TextColumn("{task.description}"), BarColumn(bar_width=24)]
+            columns = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)]
             if total:
                 columns += [DownloadColumn(), SpeedColumn(), TimeRemainingColumn()]
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)

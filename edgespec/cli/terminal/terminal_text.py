@@ -14,9 +14,11 @@ _RESET = "\x1b[0m"
 # Background and text colour of guessed tokens: readable in light and dark terminals, because both are set.
 _SHADE, _SHADED_TEXT = "48;5;238", "38;5;252"
 
-# Replacements of control characters: Unicode's control pictures, or U+FFFD for C1 characters, which have none.
+# Replacements of control characters: Unicode's control pictures, or U+FFFD for C1 characters and those that change
+# the direction of a line, which have none.
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t\r"}
-_PICTURES |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
+_PICTURES |= {0x7F: 0x2421}
+_PICTURES |= dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 _LONE_RETURN = re.compile(r"\r(?!\n)")
 
 # Scripts in which a line may break between any two characters.

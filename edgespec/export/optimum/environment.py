@@ -130,15 +130,17 @@ def _build(stage: Path, run: Runner, job: Job) -> None:
     # Temporary files go to the disk whose space was checked: the system's folder may be too small for PyTorch.
     scratch = stage / "tmp"
     scratch.mkdir(parents=True)
-    code, said = run([sys.executable, "-m", "venv", os.fspath(stage)], scratch, watch("creating an environment for"))
+    # Isolated, as the worker: with -m alone, a venv.py in the working directory would run.
+    create = [sys.executable, "-I", "-m", "venv", os.fspath(stage)]
+    code, said = run(create, scratch, watch("creating an environment for"))
     if code:
         raise EdgespecError(
             f"python -m venv failed: {last_line(said)}",
             hint="install this Python's venv module, or give an interpreter that has Optimum with --python",
         )
     python = _python_in(stage)
-    install = [os.fspath(python), "-m", "pip", "install", "--only-binary=:all:", "--no-input", "--no-cache-dir"]
-    install += ["--disable-pip-version-check", "--progress-bar", "off"]
+    install = [os.fspath(python), "-I", "-m", "pip", "install", "--only-binary=:all:", "--no-input"]
+    install += ["--no-cache-dir", "--disable-pip-version-check", "--progress-bar", "off"]
     for_cpu = [_TORCH_FOR_CPU if pin == TORCH else pin for pin in PINS]
     code, said = run([*install, *for_cpu], scratch, watch("installing"))
     if code and for_cpu != list(PINS) and _NO_SUCH_VERSION.search(said.decode("utf-8", "replace")):

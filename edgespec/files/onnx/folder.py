@@ -48,6 +48,9 @@ _LARGEST_TOKENIZER_BYTES = 64 << 20
 # Domains of ONNX Runtime's built-in operators. Any other domain would need a custom library, which is never loaded.
 _DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 
+# A compiled graph, in the node or in another file, which a device's driver would run unchecked.
+_COMPILED = "EPContext"
+
 # Operator inputs from which a forward reads only a row per token: (operator, position).
 _LOOKUPS = frozenset(
     {("Gather", 0), ("GatherBlockQuantized", 0), ("GroupQueryAttention", 7), ("GroupQueryAttention", 8)}
@@ -163,6 +166,8 @@ def _check_operators(path: Path, graph: OnnxGraph) -> None:
     for domain in sorted({*graph.domains, *(node.domain for node in graph.nodes)}):
         if domain not in _DOMAINS:
             raise bad_file(path, f"it uses operators of {shown(domain)}, which ONNX Runtime does not have")
+    if any(node.operator == _COMPILED for node in graph.nodes):
+        raise bad_file(path, f"it holds a compiled graph ({_COMPILED}), which cannot be checked")
 
 
 def _check_weights(folder: Path, graph: OnnxGraph, data_bytes: int) -> dict[tuple[int, int] | str, int]:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedHubFile:
-    """A verified file in the hub's cache. ``commit`` is the commit of the requested revision."""
+    """A file in the hub's cache, verified as far as the hub stated a hash. ``commit``: that of the revision."""
 
     path: Path
     filename: str
@@ -61,13 +61,14 @@ class _Status:
     stage: str = "asking"
     done: int = 0
     total: int | None = None
+    unstated: bool = False  # the hub stated no hash
 
 
 def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET) -> FetchedHubFile:
-    """Fetch the named file from the hub or, if the hub is unreachable, from its cache; the hash is always checked.
+    """Fetch the named file from the hub or, if the hub is unreachable, from its cache; a stated hash is checked.
 
-    Raises DownloadError (one sentence with the cause), HashMismatchError, DiskSpaceError, CancelledError; a partial
-    download is kept for the next attempt.
+    The job hears if the hub states none. Raises DownloadError (one sentence with the cause), HashMismatchError,
+    DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
     """
     settings = hub_settings()
     folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), wanted.repo)
@@ -94,9 +95,14 @@ def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET)
             http.close()
 
     try:
-        return run_watched(download, job, tick=tick, what="the download")
+        fetched = run_watched(download, job, tick=tick, what="the download")
     except UnreachableError as error:
         reason = error
+    else:
+        if status.unstated:
+            note = "the hub stated no hash of this file, so nothing confirms its content"
+            job.tell(status.stage, wanted.label, note=note)
+        return fetched
 
     def fallback(stopped: Callable[[], bool]) -> FetchedHubFile:
         return _from_cache(folder, wanted, status, stopped, reason)
@@ -261,8 +267,9 @@ class _Download:
         actual = _hash(path, self._status, self._stopped)
         if SHA256.fullmatch(etag):
             return actual if actual == etag else None
-        if _GIT_SHA1.fullmatch(etag) and not _is_git_blob(path, size, etag):  # small files have a git hash as etag
-            return None
+        if _GIT_SHA1.fullmatch(etag):  # small files have a git hash as etag
+            return actual if _is_git_blob(path, size, etag) else None
+        self._status.unstated = True
         return actual
 
     def _transfer(self) -> None:
