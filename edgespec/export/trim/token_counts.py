@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.files.atomic import write_json
+from edgespec.files.checked import Key, Range, WrongValueError, read, read_object
 from edgespec.files.disk import megabytes
 
 T = TypeVar("T")
@@ -49,8 +50,8 @@ _LARGEST_ID = 2**31 - 1
 class CountedAnswer:
     """One answer of a target: its ``token_ids`` in the target's vocabulary, and their ``text``."""
 
-    prompt_id: str
-    token_ids: tuple[int, ...]
+    prompt_id: Annotated[str, Key("prompt")]
+    token_ids: tuple[Annotated[int, Range(0, _LARGEST_ID)], ...]
     text: str
 
 
@@ -174,31 +175,11 @@ def save_answers(folder: Path, key: CountedAnswersKey, answers: Sequence[Counted
 
 def load_answers(folder: Path, key: CountedAnswersKey) -> tuple[CountedAnswer, ...]:
     """The saved answers to the first prompts of ``key``, in order; empty if any is invalid. Raises nothing."""
-    path = folder / key.file_name
     try:
-        if path.stat().st_size > _LARGEST_CACHE_BYTES:
-            return ()
-        document: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = read_object(folder / key.file_name, _LARGEST_CACHE_BYTES)
+        answers = read(tuple[CountedAnswer, ...], document.pop("answers", None))
+    except (ModelFileError, WrongValueError):
         return ()
-    if not isinstance(document, dict) or any(document.get(name) != value for name, value in key._record().items()):
-        return ()
-    answers = document.get("answers")
-    if not isinstance(answers, list):
-        return ()
-    found = [_counted_answer(answer, key) for answer in answers]
-    sound = tuple(each for each in found if each is not None)
-    if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids[: len(found)]:
-        return ()
-    return sound
-
-
-def _counted_answer(answer: Any, key: CountedAnswersKey) -> CountedAnswer | None:
-    if not isinstance(answer, dict):
-        return None
-    prompt_id, ids, text = answer.get("prompt"), answer.get("token_ids"), answer.get("text")
-    if not isinstance(prompt_id, str) or not isinstance(text, str) or not isinstance(ids, list):
-        return None
-    if len(ids) > key.tokens_per_prompt or not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
-        return None
-    return CountedAnswer(prompt_id=prompt_id, token_ids=tuple(ids), text=text)
+    known = tuple(each.prompt_id for each in answers) == key.prompt_ids[: len(answers)]
+    short = all(len(each.token_ids) <= key.tokens_per_prompt for each in answers)
+    return answers if document == key._record() and known and short else ()
