@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from edgespec.calibration.kinds import PLAIN, THREADS, TIMES, Key, Kind, Setting
-from edgespec.errors import CancelledError, EdgespecError, ModelFileError, StoreLockedError
+from edgespec.errors import CancelledError, EdgespecError, ModelFileError, StoreLockedError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import WrongValueError, kind_of, parse_object, read, read_object
 from edgespec.files.locks import locked
@@ -198,7 +198,7 @@ class Measurements:
         except FileNotFoundError:
             return None
         except OSError as error:  # perhaps for a moment
-            self._note(path, f"it cannot be read ({error.strerror or error})")
+            self._note(path, f"it cannot be read ({reason_of(error)})")
             return None
         except _UnusableError as error:
             why = str(error)
@@ -235,7 +235,7 @@ def _key_in(document: dict[str, Any]) -> Key:
 
 
 def _said(error: OSError, path: Path) -> str:
-    return f"{error.filename or path}: {error.strerror or error}"
+    return f"{error.filename or path}: {reason_of(error)}"
 
 
 def _of_any_build(key: Key, runtimes: Collection[str]) -> dict[str, Any]:

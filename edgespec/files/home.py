@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, reason_of
 from edgespec.files.atomic import write_text
 from edgespec.files.disk import is_folder, is_there
 
@@ -132,7 +132,7 @@ class Home:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise EdgespecError(f"{self.format_file} cannot be read: {error.strerror}", hint=other) from error
+            raise EdgespecError(f"{self.format_file} cannot be read: {reason_of(error)}", hint=other) from error
         number = int(digits) if digits.isdigit() else 0
         if number < 1:
             hint = f"write {FORMAT} into it if no newer edgespec used this folder, or {other}"
@@ -156,7 +156,7 @@ class Home:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EdgespecError(
-                f"the folder {folder} cannot be created: {error.strerror or error}",
+                f"the folder {folder} cannot be created: {reason_of(error)}",
                 hint=f"set {HOME_VARIABLE} to a folder you may write to",
             ) from error
         if not os.access(folder, os.W_OK | os.X_OK):

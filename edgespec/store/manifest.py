@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import ModelFileError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import Check, Length, WrongValueError, parse_object, read, to_json
 from edgespec.files.gguf.names import MOST_PARTS
@@ -85,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BadManifest(f"it cannot be read: {error.strerror or error}") from error
+        raise BadManifest(f"it cannot be read: {reason_of(error)}") from error
     except ModelFileError as error:
         raise BadManifest(error.reason) from error
     except WrongValueError as error:

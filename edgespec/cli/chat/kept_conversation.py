@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.atomic import replacing
 from edgespec.files.checked import parse_object, read
 from edgespec.files.disk import is_there
@@ -53,7 +53,7 @@ class KeptConversation:
                 "no conversation is kept", hint="`edgespec chat` begins one, and keeps it unless history = false"
             ) from error
         except OSError as error:
-            raise InvalidRequestError(f"{path} cannot be read: {error.strerror or error}") from error
+            raise InvalidRequestError(f"{path} cannot be read: {reason_of(error)}") from error
         try:
             document = parse_object(path, data)
             kept = read(KeptConversation, document, ignore_unknown=True)

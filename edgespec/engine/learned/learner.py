@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.disk import expanded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
@@ -155,7 +155,7 @@ class TextLearner:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             raise EdgespecError(
-                f"{LEARNED} cannot be written: {error.strerror or error}: {self._path}",
+                f"{LEARNED} cannot be written: {reason_of(error)}: {self._path}",
                 hint="close programs that use it, such as a chat, and try again",
             ) from error
 

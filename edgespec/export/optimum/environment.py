@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from edgespec.errors import DownloadError, EdgespecError
+from edgespec.errors import DownloadError, EdgespecError, reason_of
 from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
 from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
@@ -101,7 +101,7 @@ def prepare_environment(
                 sync_folder(home.tools)
         except OSError as error:
             raise EdgespecError(
-                f"the environment for Optimum cannot be created at {folder}: {error.strerror or error}",
+                f"the environment for Optimum cannot be created at {folder}: {reason_of(error)}",
                 hint="give the command your own interpreter with --python",
             ) from error
         finally:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import Key, Range, WrongValueError, read, read_object
 from edgespec.files.disk import megabytes
@@ -113,9 +113,8 @@ def read_text(path: Path) -> str:
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: an invalid path
-        reason = getattr(error, "strerror", None) or error
         raise InvalidRequestError(
-            f"the text {path} cannot be read: {reason}", hint="give a file of text to --trim-from"
+            f"the text {path} cannot be read: {reason_of(error)}", hint="give a file of text to --trim-from"
         ) from error
     if not text.strip():
         raise InvalidRequestError(f"{path} holds no text", hint="give a file with text similar to the text to draft")

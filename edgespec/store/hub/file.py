@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError
+from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError, reason_of
 from edgespec.files.atomic import CHUNK_BYTES, rename, sha256_file, sync_folder
 from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
 from edgespec.files.locks import locked
@@ -182,7 +182,7 @@ class _Download:
             return self._already_here() or self._fetched()
         except OSError as error:
             raise DownloadError(
-                f"the hub's cache {self._folder.path} cannot be used: {error.strerror or error}",
+                f"the hub's cache {self._folder.path} cannot be used: {reason_of(error)}",
                 hint="set HF_HOME to a folder you may write to",
             ) from error
 
