@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import re
-import stat
 import sys
 from collections import Counter, abc
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -31,7 +30,8 @@ from typing import (
     get_type_hints,
 )
 
-from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, reason_of
+from edgespec.files.disk import read_bounded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,20 +48,14 @@ T = TypeVar("T")
 def read_regular_file(path: Path, most_bytes: int, *, hint: str = DOWNLOAD_AGAIN) -> bytes:
     """All bytes of a file of at most ``most_bytes``.
 
-    Raises ModelFileError if it is missing, larger, unreadable, or not a regular file (opening a pipe would block).
+    Raises ModelFileError if it is missing, larger, unreadable, or not a regular file.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(path, "it is not a regular file", hint=hint)
-        if status.st_size > most_bytes:
-            reason = f"{status.st_size} bytes are too large for this file"
-            raise ModelFileError(path, reason, hint=hint)
-        return path.read_bytes()
+        return read_bounded(path, most_bytes)
     except FileNotFoundError as error:
         raise ModelFileError(path, "no such file", hint=hint) from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ModelFileError(path, f"the file cannot be read: {error}", hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"the file cannot be read: {reason_of(error)}", hint=hint) from error
 
 
 def cannot_map(path: Path, error: OSError | ValueError, reason: str = "can no longer be read") -> EdgespecError:

@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-import stat
 
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import replacing
+from edgespec.files.disk import read_bounded
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
 
@@ -47,11 +47,9 @@ def _mac(secret: bytes, digest: bytes) -> bytes:
 
 
 def _read_secret(home: Home) -> bytes | None:
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(home.secret.stat().st_mode):
-            with home.secret.open("rb") as file:
-                secret = file.read(_SECRET_BYTES + 1)
-            return secret if len(secret) == _SECRET_BYTES else None
+    with contextlib.suppress(OSError, ValueError):
+        secret = read_bounded(home.secret, _SECRET_BYTES)
+        return secret if len(secret) == _SECRET_BYTES else None
     return None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgespec.errors import reason_of
+from edgespec.files.disk import read_bounded
 
 _DEEPEST = 8  # levels of folders; the programs make at most four
 # Most files and folders that are examined below one folder, so that scanning an unrelated folder takes only a
@@ -65,14 +66,8 @@ def found_model(name: str, paths: Sequence[Path], program: str, ignored: Ignored
 
 
 def small_file(path: Path) -> bytes:
-    """The content of a small file. Raises OSError, ValueError if it is too large or not a regular file."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a regular file")
-    with path.open("rb") as file:
-        data = file.read(_MOST_SMALL_BYTES + 1)
-    if len(data) > _MOST_SMALL_BYTES:
-        raise ValueError("it is too large")
-    return data
+    """The content of a small file. Raises what ``read_bounded`` raises."""
+    return read_bounded(path, _MOST_SMALL_BYTES)
 
 
 def files_below(

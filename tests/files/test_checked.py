@@ -80,7 +80,7 @@ def test_json_files_above_the_size_limit_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}')
     assert read_regular_file(path, 8) == b'{"a": 1}'
     assert read_fields(path, 8).integer("a", 0, 9) == 1
-    with pytest.raises(ModelFileError, match="8 bytes are too large"):
+    with pytest.raises(ModelFileError, match="it is too large: more than 7 bytes"):
         read_regular_file(path, 7)
     with pytest.raises(ModelFileError, match="no such file"):
         read_regular_file(tmp_path / "other", 8)

@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.atomic import replacing
 from edgespec.files.checked import parse_object, read
-from edgespec.files.disk import is_there
+from edgespec.files.disk import is_there, read_bounded
 from edgespec.files.home import Home
 from edgespec.store.catalogue import catalogue
 from edgespec.store.references import LocalPath, parse_reference
@@ -46,13 +46,12 @@ class KeptConversation:
         """The kept conversation. Raises InvalidRequestError if there is none, or if its file is damaged."""
         path = user_home.conversation
         try:
-            with path.open("rb") as file:
-                data = file.read(_LARGEST_BYTES + 1)
+            data = read_bounded(path, _LARGEST_BYTES)
         except FileNotFoundError as error:
             raise InvalidRequestError(
                 "no conversation is kept", hint="`edgespec chat` begins one, and keeps it unless history = false"
             ) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InvalidRequestError(f"{path} cannot be read: {reason_of(error)}") from error
         try:
             document = parse_object(path, data)

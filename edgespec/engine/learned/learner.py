@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
 from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
-from edgespec.files.disk import expanded
+from edgespec.files.disk import expanded, read_bounded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
 from edgespec.files.locks import locked
@@ -208,14 +207,10 @@ def _files(root: str) -> Iterator[str]:
 def _read(file: str) -> tuple[str | None, str]:
     """The text of a file; or None and why it is skipped."""
     try:
-        status = os.stat(file)  # noqa: PTH116
-        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
-            return None, "unreadable"
-        with open(file, "rb") as opened:  # noqa: PTH123
-            data = opened.read(MOST_FILE_BYTES + 1)
+        data = read_bounded(file, MOST_FILE_BYTES)
     except OSError:
         return None, "unreadable"
-    if len(data) > MOST_FILE_BYTES:
+    except ValueError:
         return None, "too_large"
     try:
         return (None, "binary") if b"\0" in data else (data.decode("utf-8"), "")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import Key, Range, WrongValueError, read, read_object
-from edgespec.files.disk import megabytes
+from edgespec.files.disk import read_bounded
 
 T = TypeVar("T")
 
@@ -99,20 +98,12 @@ def count_tokens(texts: Iterable[Sequence[int]], vocabulary_size: int) -> Counte
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file. Raises InvalidRequestError if it is not UTF-8, not readable, empty or too long."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
-            raise InvalidRequestError(f"{path} is not a file", hint="give a file of text to --trim-from")
-        if status.st_size > MOST_TEXT_BYTES:
-            raise InvalidRequestError(
-                f"{path} has {megabytes(status.st_size)}; at most {megabytes(MOST_TEXT_BYTES)} can be counted",
-                hint="give a sample of the text",
-            )
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bounded(path, MOST_TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
         ) from error
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
+    except (OSError, ValueError) as error:
         raise InvalidRequestError(
             f"the text {path} cannot be read: {reason_of(error)}", hint="give a file of text to --trim-from"
         ) from error
