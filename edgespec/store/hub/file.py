@@ -41,7 +41,6 @@ class FetchedHubFile:
     filename: str
     commit: str
     sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,39 +68,23 @@ def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET)
     Raises DownloadError (one sentence with the cause), HashMismatchError, DiskSpaceError, CancelledError; a partial
     download is kept for the next attempt.
     """
-    settings = hub_settings()
-    folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), wanted.repo)
+    folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
     status = _Status()
 
     def tick() -> None:
         job.tell(status.stage, wanted.label, done_bytes=status.done, total_bytes=status.total)
-        if (late := client[0].web.overdue() if client else None) is not None:
-            raise late
 
-    client: list[HubHttp] = []
-
-    def download(stopped: Callable[[], bool]) -> FetchedHubFile:
-        if network.offline or settings.HF_HUB_OFFLINE:
-            why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
-            return _from_cache(
-                folder, wanted, status, stopped, DownloadError(f"it is not in the hub's cache, and {why}")
-            )
-        http = HubHttp(network.endpoint, stopped)
-        client.append(http)
-        try:
-            return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
-        finally:
-            http.close()
+    def download(http: HubHttp, stopped: Callable[[], bool]) -> FetchedHubFile:
+        return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
 
     try:
-        return run_watched(download, job, tick=tick, what="the download")
+        return ask_hub(download, wanted, network, job, tick=tick, what="the download")
     except UnreachableError as error:
         reason = error
 
     def fallback(stopped: Callable[[], bool]) -> FetchedHubFile:
         return _from_cache(folder, wanted, status, stopped, reason)
 
-    client.clear()
     return run_watched(fallback, job, tick=tick, what="the check")
 
 
@@ -122,7 +105,7 @@ def _from_cache(
         raise HashMismatchError(
             path, f"its sha256 is {actual[:12]}…, the hub stated {expected[:12]}…", hint="fetch it again while online"
         )
-    return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual, bytes=path.stat().st_size)
+    return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual)
 
 
 def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
@@ -245,13 +228,7 @@ class _Download:
         except OSError:
             if not pointer.is_file():  # a read-only cache that has everything is fine
                 raise
-        return FetchedHubFile(
-            path=pointer,
-            filename=resolved.filename,
-            commit=resolved.commit,
-            sha256=sha256,
-            bytes=pointer.stat().st_size,
-        )
+        return FetchedHubFile(path=pointer, filename=resolved.filename, commit=resolved.commit, sha256=sha256)
 
     def _sound(self, path: Path) -> str | None:
         """The file's sha256 if the content is what the hub stated, else None."""
@@ -297,6 +274,39 @@ def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest() == sha1
+
+
+def ask_hub(
+    work: Callable[[HubHttp, Callable[[], bool]], T],
+    wanted: HubFile,
+    network: Network,
+    job: Job,
+    *,
+    tick: Callable[[], None],
+    what: str,
+) -> T:
+    """Run ``work(http, stopped)``, which asks the hub for what is ``wanted``, as ``run_watched`` does.
+
+    Raises UnreachableError also if the hub may not be asked, or if a request is overdue.
+    """
+    if network.offline or hub_settings().HF_HUB_OFFLINE:
+        why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
+        raise UnreachableError(f"{wanted.filename or wanted.repo} is not in the hub's cache, and {why}")
+    clients: list[HubHttp] = []
+
+    def ask(stopped: Callable[[], bool]) -> T:
+        clients.append(HubHttp(network.endpoint, stopped))
+        try:
+            return work(clients[0], stopped)
+        finally:
+            clients[0].close()
+
+    def watch() -> None:
+        tick()
+        if (late := clients[0].web.overdue() if clients else None) is not None:
+            raise late
+
+    return run_watched(ask, job, tick=watch, what=what)
 
 
 def run_watched(work: Callable[[Callable[[], bool]], T], job: Job, *, tick: Callable[[], None], what: str) -> T:
