@@ -15,13 +15,11 @@ from edgespec.errors import EdgespecError
 from edgespec.files.atomic import replacing
 from edgespec.files.disk import read_bounded
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 
 MAC_BYTES = 32
 NO_MAC = bytes(MAC_BYTES)
 
 _SECRET_BYTES = 32
-_LOCK_WAIT_S = 10.0
 
 
 def mac_in(home: Home, digest: bytes) -> bytes:
@@ -54,8 +52,7 @@ def _read_secret(home: Home) -> bytes | None:
 
 
 def _make_secret(home: Home) -> bytes:
-    path = home.create(home.locks) / "secret.lock"
-    with locked(path, "making this home's secret", timeout_s=_LOCK_WAIT_S):
+    with home.locked("secret", "making this home's secret"):
         secret = _read_secret(home)  # another process may have made it
         if secret is None:
             secret = secrets.token_bytes(_SECRET_BYTES)

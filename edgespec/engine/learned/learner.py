@@ -15,7 +15,6 @@ from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.disk import expanded, read_bounded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.stored_text import (
     DamagedTextError,
@@ -107,8 +106,7 @@ class TextLearner:
 
     def _replace(self, roots: tuple[str, ...], found: list[Text], skipped: Counter[str]) -> Learned:
         """Replace the texts below ``roots`` by ``found``. Other processes wait."""
-        lock = self._home.create(self._home.locks) / "learned.lock"
-        with locked(lock, "learning", timeout_s=_LOCK_WAIT_S):
+        with self._home.locked("learned", "learning", timeout_s=_LOCK_WAIT_S):
             before, notice = self._texts()
             texts = [text for text in before if not _is_below(text.name, roots)]
             removed, room = len(before) - len(texts), self._most - count_tokens(texts)

@@ -22,7 +22,6 @@ from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group
 from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job
 
 # Versions tested together. onnxruntime's 4-bit quantizer needs onnx-ir.
@@ -85,8 +84,8 @@ def prepare_environment(
     run = run or run_logged
     folder = environment_folder(home)
     home.create(home.tools)
-    lock, doing = home.create(home.locks) / "optimum-environment.lock", "creating the environment for Optimum"
-    with locked(lock, doing, job, timeout_s=lock_timeout_s):
+    doing = "creating the environment for Optimum"
+    with home.locked("optimum-environment", doing, job, timeout_s=lock_timeout_s):
         if (found := find_environment(home)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
