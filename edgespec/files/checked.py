@@ -67,12 +67,12 @@ def cannot_map(path: Path, error: OSError | ValueError, reason: str = "can no lo
 
 
 def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
-    """Parse ``raw`` as a JSON object: UTF-8, no duplicate names, no NaN or infinity.
+    """Parse ``raw`` as a JSON object in UTF-8, strictly.
 
     ``path`` and ``offset`` (in bytes) tell the ModelFileError where ``raw`` came from.
     """
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        document = strict_json(raw.decode("utf-8"))
     except RecursionError:
         raise ModelFileError(path, "its JSON is nested too deeply", offset=offset, hint=hint) from None
     except ValueError as error:
@@ -83,6 +83,11 @@ def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str
     return document
 
 
+def strict_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, also for names given twice, NaN and infinity; RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=no_constant, parse_float=finite)
+
+
 def _unique(pairs: _Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -91,8 +96,17 @@ def _unique(pairs: _Pairs) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuses what Python reads and JSON does not know: NaN, Infinity, -Infinity. Raises ValueError."""
     raise ValueError(f"{name} is not a number")
+
+
+def finite(digits: str) -> float:
+    """A number of JSON. Raises ValueError if it is too large for a float."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:_LONGEST_SHOWN]} is too large")
+    return number
 
 
 class Fields:

@@ -55,6 +55,7 @@ def fields(**values: Any) -> Fields:
         (b'{"a": {"b": 1, "b": 2}}', 'the name "b" occurs twice'),
         (b'{"a": NaN}', "NaN is not a number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
+        (b'{"a": 1e999}', "the number 1e999 is too large"),
         (b'{"a": "\xff"}', "not valid JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
