@@ -186,3 +186,8 @@ class ClosedError(EdgespecError):
 
 class CancelledError(EdgespecError):
     """The work was cancelled; the state is that of the last committed token."""
+
+
+def reason_of(error: Exception) -> str:
+    """What an error says; one of the operating system without its number and the name of the file."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -19,7 +19,7 @@ from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.scores import Logits, log_softmax, teacher_forced_rows
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, reason_of
 from edgespec.interfaces.model import Model
 
 SCHEMA_VERSION = 1
@@ -51,7 +51,7 @@ def write_draft_log(
                 _write_line(file, line)
                 yield number / len(prompts)
     except OSError as error:
-        raise InvalidRequestError(f"the log {path} cannot be written: {error.strerror or error}") from error
+        raise InvalidRequestError(f"the log {path} cannot be written: {reason_of(error)}") from error
 
 
 def header(engine: Engine, answers: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from edgespec.bench.plot_data import (
     read_traffic,
     short,
 )
-from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
+from edgespec.errors import InvalidRequestError, RuntimeUnavailableError, reason_of
 from edgespec.files.installation import install_command
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -179,7 +179,7 @@ def _draw(panels: Iterable[_Data | None], path: Path, title: str) -> None:
     try:
         path.write_bytes(content.getvalue())
     except OSError as error:
-        raise InvalidRequestError(f"the plot {path} cannot be written: {error.strerror or error}") from error
+        raise InvalidRequestError(f"the plot {path} cannot be written: {reason_of(error)}") from error
 
 
 def _inches(panel: _Data) -> float:

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, reason_of
 
 # Eight categories of user requests; one prompt of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
 # the prompts of `verify`.
@@ -182,7 +182,7 @@ def _opened(path: Path) -> BinaryIO:
         return path.open("rb")
     except OSError as error:
         raise InvalidRequestError(
-            f"the suite {path} cannot be read: {error.strerror or error}",
+            f"the suite {path} cannot be read: {reason_of(error)}",
             hint="give the path of a file with a prompt a line, or JSON Lines",
         ) from error
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from edgespec.calibration.kinds import PLAIN, THREADS, TIMES, Key, Kind, Setting
-from edgespec.errors import CancelledError, EdgespecError, ModelFileError, StoreLockedError
+from edgespec.errors import CancelledError, EdgespecError, ModelFileError, StoreLockedError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import WrongValueError, kind_of, parse_object, read, read_object
+from edgespec.files.disk import read_bounded
 from edgespec.files.locks import locked
 from edgespec.files.progress import Job
 from edgespec.hardware.bandwidth import BandwidthMeasurement
@@ -183,7 +184,7 @@ class Measurements:
         found: list[tuple[int, Key]] = []
         with suppress(OSError):
             for path in self.folder.glob(f"{name}-*.json"):
-                with suppress(OSError, ModelFileError, WrongValueError, _UnusableError):
+                with suppress(OSError, ModelFileError, ValueError, _UnusableError):
                     found.append((path.stat().st_mtime_ns, _key_in(self._document(path))))
         return [key for _, key in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
@@ -198,11 +199,11 @@ class Measurements:
         except FileNotFoundError:
             return None
         except OSError as error:  # perhaps for a moment
-            self._note(path, f"it cannot be read ({error.strerror or error})")
+            self._note(path, f"it cannot be read ({reason_of(error)})")
             return None
         except _UnusableError as error:
             why = str(error)
-        except (ModelFileError, WrongValueError):
+        except (ModelFileError, ValueError):
             why = "it is damaged"
         self.unusable.add(path.name)
         self._note(path, why)
@@ -216,9 +217,7 @@ class Measurements:
     def _document(self, path: Path) -> dict[str, Any]:
         raw = self._unwritten.get(path.name)
         if raw is None:
-            if path.stat().st_size > _LARGEST_FILE_BYTES:
-                raise _UnusableError("it is too large to be one of ours")
-            raw = path.read_bytes()
+            raw = read_bounded(path, _LARGEST_FILE_BYTES)
         document = parse_object(path, raw)
         if read(int, document.get("schema_version")) != SCHEMA_VERSION:
             raise _UnusableError("another version of edgespec wrote it")
@@ -235,7 +234,7 @@ def _key_in(document: dict[str, Any]) -> Key:
 
 
 def _said(error: OSError, path: Path) -> str:
-    return f"{error.filename or path}: {error.strerror or error}"
+    return f"{error.filename or path}: {reason_of(error)}"
 
 
 def _of_any_build(key: Key, runtimes: Collection[str]) -> dict[str, Any]:

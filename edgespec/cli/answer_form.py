@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, reason_of
 from edgespec.text.grammar.form import MOST_BYTES, Kind
 
 # Options by the kind of form that they name.
@@ -30,9 +30,8 @@ def file_text(path: str, kind: Kind) -> str:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        why = getattr(error, "strerror", None) or error
         hint = "a schema is a JSON object or the name of a file" if kind == "schema" else "give the name of a file"
-        raise InvalidRequestError(f"{shown} cannot be read: {why}", hint=hint, param=kind) from error
+        raise InvalidRequestError(f"{shown} cannot be read: {reason_of(error)}", hint=hint, param=kind) from error
     if len(data) > MOST_BYTES:
         raise InvalidRequestError(f"{shown} is too large", hint=f"at most {MOST_BYTES // 1024} kB", param=kind)
     try:

@@ -14,7 +14,7 @@ from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ProfileOption, resolve_profile, state_of, with_learned_text
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import note, print_json
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home, home
 from edgespec.profiles.profile import USER_FILE, Profile
@@ -207,7 +207,7 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         prefixes = clear_prefixes(user_home)
     except OSError as error:
         raise EdgespecError(
-            f"the history cannot be removed: {error.strerror or error}: {error.filename}",
+            f"the history cannot be removed: {reason_of(error)}: {error.filename}",
             hint="close the programs that use it and try again",
         ) from error
     answers, size = sum(each.answers or 0 for each in kept), sum(each.bytes for each in kept)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, cast, get_args, ge
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Event, ToolResult
 from edgespec.errors import InvalidRequestError
-from edgespec.files.checked import Kind, Length, Range, WrongValueError, kind_of, to_json
+from edgespec.files.checked import Kind, Length, Range, WrongValueError, kind_of, no_constant, to_json
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.tools import check_tools
 from edgespec.text.request_budget import RequestBudget
@@ -55,7 +55,7 @@ class _Tool:
 
     def _read(self, arguments: str) -> dict[str, Any]:
         try:
-            given = json.loads(arguments, parse_constant=_no_number)
+            given = json.loads(arguments, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
             raise WrongValueError(f"the arguments are not JSON: {error}", joint=": ") from error
         if not isinstance(given, dict):
@@ -72,10 +72,6 @@ class _Tool:
             except WrongValueError as error:
                 raise error.within(name) from None
         return found
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
 
 
 def _error(text: str) -> str:

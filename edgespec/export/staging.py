@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError
+from edgespec.errors import EdgespecError, InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.export_folder import MANIFEST_NAME, read_manifest
@@ -76,7 +76,7 @@ def check_replaceable(folder: Path) -> None:
     except NotADirectoryError:
         raise InvalidRequestError(f"{folder} is not a folder", hint=hint) from None
     except OSError as error:
-        raise InvalidRequestError(f"{folder} cannot be read: {error.strerror or error}", hint=hint) from error
+        raise InvalidRequestError(f"{folder} cannot be read: {reason_of(error)}", hint=hint) from error
     if not entries:
         return
     known = _files_of(folder / MANIFEST_NAME)
@@ -108,5 +108,5 @@ def _told(folder: Path, needed_bytes: int) -> Iterator[None]:
             yield
     except OSError as error:
         raise EdgespecError(
-            f"{folder} cannot be written: {error.strerror or error}", hint="give another folder with -o"
+            f"{folder} cannot be written: {reason_of(error)}", hint="give another folder with -o"
         ) from error

@@ -7,7 +7,6 @@ import errno
 import json
 import math
 import re
-import stat
 import sys
 from collections import Counter, abc
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -31,7 +30,8 @@ from typing import (
     get_type_hints,
 )
 
-from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError
+from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, reason_of
+from edgespec.files.disk import read_bounded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,20 +48,14 @@ T = TypeVar("T")
 def read_regular_file(path: Path, most_bytes: int, *, hint: str = DOWNLOAD_AGAIN) -> bytes:
     """All bytes of a file of at most ``most_bytes``.
 
-    Raises ModelFileError if it is missing, larger, unreadable, or not a regular file (opening a pipe would block).
+    Raises ModelFileError if it is missing, larger, unreadable, or not a regular file.
     """
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelFileError(path, "it is not a regular file", hint=hint)
-        if status.st_size > most_bytes:
-            reason = f"{status.st_size} bytes are too large for this file"
-            raise ModelFileError(path, reason, hint=hint)
-        return path.read_bytes()
+        return read_bounded(path, most_bytes)
     except FileNotFoundError as error:
         raise ModelFileError(path, "no such file", hint=hint) from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise ModelFileError(path, f"the file cannot be read: {error}", hint=hint) from error
+    except (OSError, ValueError) as error:
+        raise ModelFileError(path, f"the file cannot be read: {reason_of(error)}", hint=hint) from error
 
 
 def cannot_map(path: Path, error: OSError | ValueError, reason: str = "can no longer be read") -> EdgespecError:
@@ -73,12 +67,12 @@ def cannot_map(path: Path, error: OSError | ValueError, reason: str = "can no lo
 
 
 def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str = DOWNLOAD_AGAIN) -> dict[str, Any]:
-    """Parse ``raw`` as a JSON object: UTF-8, no duplicate names, no NaN or infinity.
+    """Parse ``raw`` as a JSON object in UTF-8, strictly.
 
     ``path`` and ``offset`` (in bytes) tell the ModelFileError where ``raw`` came from.
     """
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        document = strict_json(raw.decode("utf-8"))
     except RecursionError:
         raise ModelFileError(path, "its JSON is nested too deeply", offset=offset, hint=hint) from None
     except ValueError as error:
@@ -89,6 +83,11 @@ def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str
     return document
 
 
+def strict_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, also for names given twice, NaN and infinity; RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=no_constant, parse_float=finite)
+
+
 def _unique(pairs: _Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -97,8 +96,17 @@ def _unique(pairs: _Pairs) -> dict[str, Any]:
     return found
 
 
-def _no_constant(name: str) -> NoReturn:
+def no_constant(name: str) -> NoReturn:
+    """Refuses what Python reads and JSON does not know: NaN, Infinity, -Infinity. Raises ValueError."""
     raise ValueError(f"{name} is not a number")
+
+
+def finite(digits: str) -> float:
+    """A number of JSON. Raises ValueError if it is too large for a float."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"the number {digits[:_LONGEST_SHOWN]} is too large")
+    return number
 
 
 class Fields:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,21 @@ def is_folder(path: Path | str) -> bool:
 def is_file(path: Path | str) -> bool:
     """Whether there is a file. A Path raises OSError also for one in a folder that may not be read."""
     return os.path.isfile(path)  # noqa: PTH113
+
+
+def read_bounded(path: Path | str, most_bytes: int) -> bytes:
+    """The bytes of a regular file.
+
+    Raises OSError, also for a file of another kind (opening a named pipe would block), and ValueError for one of more
+    than ``most_bytes`` or a name that no file can have.
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    with open(path, "rb") as file:  # noqa: PTH123
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"it is too large: more than {readable_bytes(most_bytes)}")
+    return data
 
 
 def readable_bytes(count: int) -> str:

@@ -10,14 +10,18 @@ from pathlib import Path
 
 import platformdirs
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, reason_of
 from edgespec.files.atomic import write_text
 from edgespec.files.disk import is_folder, is_there
+from edgespec.files.progress import QUIET, Job
 
 HOME_VARIABLE = "EDGESPEC_HOME"
 
 # The format number of the whole home. A home without a number was written by edgespec 0.1.0 and has format 1.
 FORMAT = 1
+
+# Another process that writes a file under a lock has done so by then.
+_LOCK_WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ class Home:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise EdgespecError(f"{self.format_file} cannot be read: {error.strerror}", hint=other) from error
+            raise EdgespecError(f"{self.format_file} cannot be read: {reason_of(error)}", hint=other) from error
         number = int(digits) if digits.isdigit() else 0
         if number < 1:
             hint = f"write {FORMAT} into it if no newer edgespec used this folder, or {other}"
@@ -156,7 +160,7 @@ class Home:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EdgespecError(
-                f"the folder {folder} cannot be created: {error.strerror or error}",
+                f"the folder {folder} cannot be created: {reason_of(error)}",
                 hint=f"set {HOME_VARIABLE} to a folder you may write to",
             ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -165,6 +169,14 @@ class Home:
                 hint=f"set {HOME_VARIABLE} to a folder you may write to",
             )
         return folder
+
+    def locked(
+        self, name: str, doing: str, job: Job = QUIET, *, timeout_s: float = _LOCK_WAIT_S
+    ) -> contextlib.AbstractContextManager[None]:
+        """The lock of this name, with the arguments of ``locks.locked``. Raises EdgespecError, OSError."""
+        from edgespec.files.locks import locked  # here: most commands lock nothing
+
+        return locked(self.create(self.locks) / f"{name}.lock", doing, job, timeout_s=timeout_s)
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Home:

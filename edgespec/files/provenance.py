@@ -10,18 +10,16 @@ import contextlib
 import hashlib
 import hmac
 import secrets
-import stat
 
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import replacing
+from edgespec.files.disk import read_bounded
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 
 MAC_BYTES = 32
 NO_MAC = bytes(MAC_BYTES)
 
 _SECRET_BYTES = 32
-_LOCK_WAIT_S = 10.0
 
 
 def mac_in(home: Home, digest: bytes) -> bytes:
@@ -47,17 +45,14 @@ def _mac(secret: bytes, digest: bytes) -> bytes:
 
 
 def _read_secret(home: Home) -> bytes | None:
-    with contextlib.suppress(OSError):
-        if stat.S_ISREG(home.secret.stat().st_mode):
-            with home.secret.open("rb") as file:
-                secret = file.read(_SECRET_BYTES + 1)
-            return secret if len(secret) == _SECRET_BYTES else None
+    with contextlib.suppress(OSError, ValueError):
+        secret = read_bounded(home.secret, _SECRET_BYTES)
+        return secret if len(secret) == _SECRET_BYTES else None
     return None
 
 
 def _make_secret(home: Home) -> bytes:
-    path = home.create(home.locks) / "secret.lock"
-    with locked(path, "making this home's secret", timeout_s=_LOCK_WAIT_S):
+    with home.locked("secret", "making this home's secret"):
         secret = _read_secret(home)  # another process may have made it
         if secret is None:
             secret = secrets.token_bytes(_SECRET_BYTES)

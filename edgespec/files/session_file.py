@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from edgespec.errors import ModelFileError, SessionFileError
+from edgespec.errors import ModelFileError, SessionFileError, reason_of
 from edgespec.files.atomic import CHUNK_BYTES, replacing
 from edgespec.files.checked import Fields, parse_object
 from edgespec.files.home import Home
@@ -81,7 +81,7 @@ def write_session_file(
             if written != total:
                 raise AssertionError(f"{written} bytes were written, not {total}")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise SessionFileError(path, f"the file cannot be written: {_reason(error)}") from error
+        raise SessionFileError(path, f"the file cannot be written: {reason_of(error)}") from error
     return total
 
 
@@ -210,7 +210,7 @@ class SessionFile:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> SessionFileError:
-        return SessionFileError(self.path, f"the file cannot be read: {_reason(error)}")
+        return SessionFileError(self.path, f"the file cannot be read: {reason_of(error)}")
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +221,3 @@ class SessionFile:
     def close(self) -> None:
         """Close the file. Idempotent."""
         self._file.close()
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

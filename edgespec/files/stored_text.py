@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, reason_of
 from edgespec.files.atomic import replacing
 
 # Matches are at most this long: as in the index of a conversation, longer ones say nothing more about what follows.
@@ -304,7 +304,7 @@ def open_or_set_aside(
     except MemoryError:
         return None, f"{what} cannot be read: it does not fit in memory"
     except (OSError, ValueError) as error:
-        return None, f"{what} cannot be read: {getattr(error, 'strerror', None) or error}"
+        return None, f"{what} cannot be read: {reason_of(error)}"
     return opened, None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypedDict, get_args
 
-from edgespec.errors import ProfileError
+from edgespec.errors import ProfileError, reason_of
 from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
 from edgespec.files.disk import expanded, is_folder
 
@@ -176,7 +176,7 @@ def read_toml(path: Path, name: str, content: bytes | None = None) -> dict[str, 
             with path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
-            raise ProfileError(f"{name} cannot be read: {error.strerror or error}") from error
+            raise ProfileError(f"{name} cannot be read: {reason_of(error)}") from error
     if len(content) > MAX_FILE_BYTES:
         raise ProfileError(f"{name} is larger than {MAX_FILE_BYTES // 1_000_000} MB, so it is not a profile")
     try:

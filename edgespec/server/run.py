@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import psutil
 import uvicorn
 
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.server.app import make_app
 from edgespec.server.connections import ACCEPTED_IN_A_ROW, LimitedProtocol, raise_descriptor_limit
 from edgespec.server.service import Service
@@ -76,7 +76,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> EdgespecError:
         return EdgespecError(
             f"this user may not listen on port {port}", hint=f"choose a --port above {_LAST_OF_ROOT}"
         )
-    return InvalidRequestError(f"cannot listen on {host}: {error.strerror}", hint="leave out --host")
+    return InvalidRequestError(f"cannot listen on {host}: {reason_of(error)}", hint="leave out --host")
 
 
 def _holder(port: int) -> str:

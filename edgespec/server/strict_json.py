@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any, NoReturn
+from typing import Any
 
+from edgespec.files.checked import strict_json
 from edgespec.server.errors import ApiError
 from edgespec.text.plain import mended, plain
 from edgespec.text.request_budget import RequestBudget
@@ -39,11 +39,9 @@ def parse_body(raw: bytes, budget: RequestBudget) -> dict[str, Any]:
     budget.read(len(raw))
     _check_size(raw, budget)
     try:
-        document = _loaded(raw.decode("utf-8-sig"))
+        document = strict_json(raw.decode("utf-8-sig"))
         if _ESCAPED_SURROGATE.search(raw):
-            document = _loaded(mended(json.dumps(document, ensure_ascii=False)))
-    except ApiError:
-        raise
+            document = strict_json(mended(json.dumps(document, ensure_ascii=False)))
     except UnicodeDecodeError as error:
         raise _invalid(f"the body is not UTF-8 (byte {error.start})") from None
     except (ValueError, RecursionError) as error:
@@ -73,10 +71,6 @@ def _check_size(raw: bytes, budget: RequestBudget) -> None:
             )
 
 
-def _loaded(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
-
-
 def check_text(text: str, param: str) -> str:
     """The text. Raises ApiError if it has a NUL, where C code ends texts."""
     if (at := text.find("\0")) >= 0:
@@ -93,28 +87,6 @@ def check_texts(value: Any, param: str) -> Any:
                 check_text(text, param)
 
     return plain(value, param, MOST_NESTING, visit)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen = set[str]()
-        for name, _ in pairs:
-            if name in seen:
-                raise _invalid(f"the JSON names {name[:64]!r} twice")
-            seen.add(name)
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise _invalid(f"the JSON has the number {name}, which JSON does not know")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise _invalid(f"the number {digits[:32]} is too large")
-    return number
 
 
 def _invalid(message: str) -> ApiError:

@@ -7,14 +7,14 @@ before the drafter is used: a wrong note loses a drafter, but never changes an a
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, ModelFileError
 from edgespec.files.atomic import write_json
+from edgespec.files.checked import WrongValueError, read, read_object, to_json
 from edgespec.files.home import Home
 from edgespec.store.on_disk import FileOnDisk
 
@@ -30,7 +30,7 @@ _MOST_KEPT = 16
 
 @dataclass(slots=True)
 class FileNote:
-    """What is known of one model file.
+    """What is known of one model file with the size and the modification time (in nanoseconds) ``seen``.
 
     ``refused``: why the file cannot be used at all. ``vocabularies``, by the target's identity: why the file cannot
     draft for the target, or None. ``translated``, by the same: the share of a sample text's tokens that the file has
@@ -38,6 +38,7 @@ class FileNote:
     ``drafter``: the file's last drafter when the file was a target.
     """
 
+    seen: tuple[int, int]
     refused: str | None = None
     drafter: str | None = None
     vocabularies: dict[str, str | None] = field(default_factory=dict)
@@ -51,27 +52,25 @@ class FileNotes:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._stored = _read(home.file_notes)
-        self._notes: dict[str, tuple[FileOnDisk, FileNote]] = {}
+        self._notes: dict[str, FileNote] = {}
 
     def of(self, file: FileOnDisk) -> FileNote:
         """The valid note about a file, or an empty one. Changes to the returned note are saved."""
-        key = str(file.path)
+        key, seen = str(file.path), (file.bytes, file.mtime_ns)
         if key not in self._notes:
-            stored = self._stored.get(key)
-            known = isinstance(stored, dict) and stored.get("seen") == [file.bytes, file.mtime_ns]
-            self._notes[key] = (file, _note(stored) if known and stored else FileNote())
-        return self._notes[key][1]
+            note = _note(self._stored.get(key))
+            self._notes[key] = FileNote(seen) if note is None or note.seen != seen else note
+        return self._notes[key]
 
     def drafters(self) -> Mapping[Path, str]:
         """The last drafter of each target whose file is unchanged, by the target's path."""
         found = {}
         for key, stored in self._stored.items():
-            path, drafter = Path(key), stored.get("drafter") if isinstance(stored, dict) else None
-            if isinstance(drafter, str):
+            path, note = Path(key), _note(stored)
+            if note is not None and note.drafter is not None:
                 with contextlib.suppress(OSError, ValueError):
-                    seen = stored.get("seen")
-                    if isinstance(seen, list) and path.stat().st_mtime_ns in seen[1:]:
-                        found[path] = drafter
+                    if path.stat().st_mtime_ns == note.seen[1]:
+                        found[path] = note.drafter
         return found
 
     def save(self, files: Iterable[FileOnDisk], *, all_files: bool = True) -> None:
@@ -81,18 +80,7 @@ class FileNotes:
         """
         there = {str(file.path) for file in files} | (set() if all_files else set(self._stored))
         document = {key: stored for key, stored in self._stored.items() if key in there}
-        document |= {
-            key: {
-                "seen": [file.bytes, file.mtime_ns],
-                "refused": note.refused,
-                "drafter": note.drafter,
-                "vocabularies": _last(note.vocabularies),
-                "translated": _last(note.translated),
-                "described": _last(note.described),
-            }
-            for key, (file, note) in self._notes.items()
-            if key in there
-        }
+        document |= {key: _kept(note) for key, note in self._notes.items() if key in there}
         if document == self._stored:
             return
         with contextlib.suppress(OSError, ValueError, EdgespecError):
@@ -101,37 +89,24 @@ class FileNotes:
             self._stored = document
 
 
-def _last(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(list(kept.items())[-_MOST_KEPT:])
+def _kept(note: FileNote) -> dict[str, Any]:
+    """A note as it is stored, with the last entries of its tables."""
+    return {
+        name: dict(list(value.items())[-_MOST_KEPT:]) if isinstance(value, dict) else value
+        for name, value in to_json(note).items()
+    }
 
 
-def _note(stored: Mapping[str, Any]) -> FileNote:
-    """A note from its stored form; values of the wrong type are left out."""
-    refused, drafter = stored.get("refused"), stored.get("drafter")
-    return FileNote(
-        refused=refused if isinstance(refused, str) else None,
-        drafter=drafter if isinstance(drafter, str) else None,
-        vocabularies={
-            key: reason for key, reason in _items(stored, "vocabularies") if reason is None or isinstance(reason, str)
-        },
-        translated={key: share for key, share in _items(stored, "translated") if isinstance(share, float)},
-        described={key: facts for key, facts in _items(stored, "described") if isinstance(facts, dict)},
-    )
-
-
-def _items(stored: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
-    value = stored.get(key)
-    return value.items() if isinstance(value, dict) else ()
+def _note(stored: object) -> FileNote | None:
+    """A note from its stored form; None for a damaged one."""
+    with contextlib.suppress(WrongValueError):
+        return read(FileNote, stored, ignore_unknown=True)
+    return None
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            return {}
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
-        return {}
-    files = document.get("files")
-    return files if isinstance(files, dict) else {}
+    with contextlib.suppress(ModelFileError, WrongValueError):
+        document = read_object(path, _LARGEST_BYTES)
+        if document.get("schema_version") == SCHEMA_VERSION:
+            return read(dict[str, Any], document.get("files"))
+    return {}

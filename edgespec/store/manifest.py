@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from edgespec.errors import ModelFileError
+from edgespec.errors import ModelFileError, reason_of
 from edgespec.files.atomic import write_json
-from edgespec.files.checked import Check, Length, WrongValueError, parse_object, read, to_json
+from edgespec.files.checked import Check, Length, parse_object, read, to_json
+from edgespec.files.disk import read_bounded
 from edgespec.files.gguf.names import MOST_PARTS
 
 MANIFEST_NAME = "manifest.json"
@@ -76,19 +77,17 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest in ``folder``; None if there is none. Raises BadManifest if it cannot be used."""
     path = folder / MANIFEST_NAME
     try:
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise BadManifest("it is far too large for a manifest")
-        document = parse_object(path, path.read_bytes())
+        document = parse_object(path, read_bounded(path, _LARGEST_BYTES))
         if document.get("schema_version") != SCHEMA_VERSION:
             raise BadManifest(f"its schema_version is {document.get('schema_version')!r}; this edgespec reads 1")
         manifest = read(Manifest, document, ignore_unknown=True)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BadManifest(f"it cannot be read: {error.strerror or error}") from error
+        raise BadManifest(f"it cannot be read: {reason_of(error)}") from error
     except ModelFileError as error:
         raise BadManifest(error.reason) from error
-    except WrongValueError as error:
+    except ValueError as error:
         raise BadManifest(str(error)) from error
     for file in (manifest.path, *(record.path for record in manifest.parts)):
         relative = Path(file)

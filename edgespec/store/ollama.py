@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import InvalidRequestError, ModelFileError, ModelNotFoundError
+from edgespec.errors import InvalidRequestError, ModelFileError, ModelNotFoundError, reason_of
 from edgespec.files.gguf.names import MOST_PARTS
 from edgespec.store.scan import FoundModel, Ignored, files_below, found_model, small_file
 
@@ -56,7 +56,7 @@ def ollama_models(roots: Sequence[Path], ignored: Ignored) -> Iterator[FoundMode
             try:
                 layers = _layers(manifest)
             except (OSError, ValueError, RecursionError) as error:
-                ignored[manifest] = f"it is not a manifest of Ollama: {error}"
+                ignored[manifest] = f"it is not a manifest of Ollama: {reason_of(error)}"
                 continue
             weights = [_blob(root, layer) for layer in layers if layer.kind == "model"]
             if not weights:
@@ -103,7 +103,7 @@ def kept_settings(model: FoundModel) -> KeptSettings:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
             model.settings,
-            f"Ollama's settings of {model.name} cannot be read: {error}",
+            f"Ollama's settings of {model.name} cannot be read: {reason_of(error)}",
             hint="pull it with Ollama again",
         ) from error
     stop, sampling, unused = _parameters(told if isinstance(told, dict) else {})

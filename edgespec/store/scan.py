@@ -9,6 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
+from edgespec.errors import reason_of
+from edgespec.files.disk import read_bounded
+
 _DEEPEST = 8  # levels of folders; the programs make at most four
 # Most files and folders that are examined below one folder, so that scanning an unrelated folder takes only a
 # fraction of a second. A collection of a hundred models has a few hundred.
@@ -50,7 +53,7 @@ def found_model(name: str, paths: Sequence[Path], program: str, ignored: Ignored
                 with path.open("rb") as file:
                     start = file.read(4)
         except OSError as error:
-            ignored[path] = f"it cannot be read: {error.strerror}"
+            ignored[path] = f"it cannot be read: {reason_of(error)}"
             return None
         if start != b"GGUF":
             ignored[path] = "it is not a GGUF file"
@@ -63,14 +66,8 @@ def found_model(name: str, paths: Sequence[Path], program: str, ignored: Ignored
 
 
 def small_file(path: Path) -> bytes:
-    """The content of a small file. Raises OSError, ValueError if it is too large or not a regular file."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is not a regular file")
-    with path.open("rb") as file:
-        data = file.read(_MOST_SMALL_BYTES + 1)
-    if len(data) > _MOST_SMALL_BYTES:
-        raise ValueError("it is too large")
-    return data
+    """The content of a small file. Raises what ``read_bounded`` raises."""
+    return read_bounded(path, _MOST_SMALL_BYTES)
 
 
 def files_below(
@@ -98,7 +95,7 @@ def files_below(
                 mode = entry.stat().st_mode
             except OSError as error:
                 if wanted(entry):  # other broken links are left out
-                    ignored[entry] = f"it cannot be read: {error.strerror}"
+                    ignored[entry] = f"it cannot be read: {reason_of(error)}"
                 continue
             if stat.S_ISREG(mode) and wanted(entry):
                 yield entry
@@ -114,5 +111,5 @@ def entries(folder: Path, ignored: Ignored, wanted: Callable[[Path], bool] = lam
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        ignored[folder] = f"it cannot be read: {error.strerror}"
+        ignored[folder] = f"it cannot be read: {reason_of(error)}"
         return []

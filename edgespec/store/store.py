@@ -17,6 +17,7 @@ from edgespec.errors import (
     EdgespecError,
     HashMismatchError,
     ModelNotFoundError,
+    reason_of,
 )
 from edgespec.files.atomic import remove_stale_temporaries, sha256_file, sha256_of_parts
 from edgespec.files.disk import is_file
@@ -228,7 +229,7 @@ class Store:
             except EdgespecError as error:
                 reasons.append((source.label, error))
             except OSError as error:
-                reasons.append((source.label, EdgespecError(f"{error.strerror or error}: {error.filename}")))
+                reasons.append((source.label, EdgespecError(f"{reason_of(error)}: {error.filename}")))
             # The error reports the last source, and all sources if none was tried.
             if source is not spec.sources[-1] and not self._network.offline:
                 job.tell("source failed", source.label, note=reasons[-1][1].message)
@@ -325,7 +326,7 @@ class Store:
                         in_use += left
                     except OSError as error:
                         raise EdgespecError(
-                            f"{name} cannot be removed: {error.strerror or error}: {error.filename}",
+                            f"{name} cannot be removed: {reason_of(error)}: {error.filename}",
                             hint="close the programs that use it and try again",
                         ) from error
             return RemovedModel(name=name, freed_bytes=freed, kept=kept, in_use=tuple(in_use))
@@ -340,7 +341,7 @@ class Store:
                 held.enter_context(lock)
             except OSError as error:
                 raise EdgespecError(
-                    f"{path} cannot be locked: {error.strerror or error}",
+                    f"{path} cannot be locked: {reason_of(error)}",
                     hint="set EDGESPEC_HOME to a folder of your own on a disk that has locks",
                 ) from error
             yield
@@ -379,7 +380,7 @@ def _rehash(name: str, file: FileRecord, path: Path, job: Job) -> None:
     try:
         actual = sha256_file(path, job)
     except OSError as error:
-        raise _changed(path, name, f"it cannot be read: {error.strerror or error}") from error
+        raise _changed(path, name, f"it cannot be read: {reason_of(error)}") from error
     if actual != file.sha256:
         raise _changed(path, name, f"its sha256 is {actual[:12]}…, but should be {file.sha256[:12]}…")
 

@@ -209,6 +209,15 @@ class Web:
             self._check_stopped()
             yield chunk
 
+    def whole(self, response: Response, most_bytes: int, what: str) -> bytes:
+        """All bytes of the answer, which ``what`` names. Raises DownloadError if it is too long, and as ``body``."""
+        found = bytearray()
+        for chunk in self.body(response):
+            found += chunk
+            if len(found) > most_bytes:
+                raise DownloadError(f"{what} is too long")
+        return bytes(found)
+
     def refuse_page(self, response: Response) -> None:
         """Raise UnreachableError if the answer is a web page instead of a file or data."""
         if response.headers.get("content-type", "").lower().startswith("text/html"):

@@ -296,7 +296,7 @@ def test_a_huge_measurement_file_is_not_read(kept: Measurements) -> None:
     data = path.read_bytes()
     path.write_bytes(data + b" " * 2**21)  # still valid JSON
     assert kept.load(kinds.WIDTHS, FACTS) is None
-    assert kept.notes[0].endswith("it is too large to be one of ours")
+    assert kept.notes[0].endswith("it is damaged")
     path.write_bytes(data + b" " * (2**20 - len(data)))
     assert kept.load(kinds.WIDTHS, FACTS) == PROBE
 

@@ -186,7 +186,7 @@ def test_missing_packages_are_reported_before_the_model_is_looked_for(
         ((*GGUF, "--trim-from", "x"), ("--trim-from", "--trim-vocab"), 2),
         ((*GGUF, "--target", "x"), ("--trim-for", "--trim-vocab"), 2),
         ((*GGUF, "--trim-vocab", "300", "--trim-from", "missing.txt"), ("missing.txt", "No such file"), 2),
-        ((*GGUF, "--trim-vocab", "300", "--trim-from", "."), ("is not a file",), 2),
+        ((*GGUF, "--trim-vocab", "300", "--trim-from", "."), ("is not a regular file",), 2),
         ((*GGUF, "--trim-vocab", "300", "--target", "missing.gguf"), ("missing.gguf",), 1),
         ((*GGUF, "--trim-vocab", "300", "--target", "qwen2.5-coder-1b"), ("qwen2.5-coder-1b",), 1),
     ],

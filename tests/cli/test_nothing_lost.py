@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -154,6 +155,14 @@ def test_a_missing_or_damaged_conversation_is_an_error(place: Home, here: InProc
         place.conversation.write_text(text, encoding="utf-8")
         with pytest.raises(InvalidRequestError, match="the kept conversation is damaged"):
             KeptConversation.read(place)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the platform has no named pipes")
+def test_a_pipe_in_place_of_the_conversation_is_not_waited_for(place: Home) -> None:
+    place.create(place.conversations)
+    os.mkfifo(place.conversation)
+    with pytest.raises(InvalidRequestError, match="cannot be read: it is not a regular file"):
+        KeptConversation.read(place)
 
 
 def test_history_lists_and_removes_the_last_conversation(place: Home, here: InProcess) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.chat import prompt_history
 from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest, unescaped
 from edgespec.cli.chat.pastes import MOST_CHARACTERS, MOST_LINES, Pastes
 from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
@@ -206,12 +205,12 @@ def test_a_prompt_of_another_chat_survives_the_shortening(tmp_path: Path, monkey
     place.history.write_text("".join(f"prompt {number}\n" for number in range(2 * KEPT + 1)), encoding="utf-8")
 
     @contextlib.contextmanager
-    def locked(_path: Path, _doing: str, **_settings: float) -> Iterator[None]:
+    def locked(*_: object, **_settings: float) -> Iterator[None]:
         with place.history.open("a", encoding="utf-8") as file:  # the other chat had the lock until now
             file.write("late\n")
         yield
 
-    monkeypatch.setattr(prompt_history, "locked", locked)
+    monkeypatch.setattr(Home, "locked", locked)
     assert PromptHistory(place).prompts[-2:] == [f"prompt {2 * KEPT}", "late"]
     assert place.history.read_text(encoding="utf-8").endswith("late\n")
 
@@ -220,7 +219,7 @@ def test_prompts_are_written_where_there_are_no_locks(tmp_path: Path, monkeypatc
     def none(*_: object, **_settings: object) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr(prompt_history, "locked", none)
+    monkeypatch.setattr(Home, "locked", none)
     PromptHistory(Home(tmp_path)).add("hello")
     assert PromptHistory(Home(tmp_path)).prompts == ["hello"]
 

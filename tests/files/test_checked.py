@@ -55,6 +55,7 @@ def fields(**values: Any) -> Fields:
         (b'{"a": {"b": 1, "b": 2}}', 'the name "b" occurs twice'),
         (b'{"a": NaN}', "NaN is not a number"),
         (b'{"a": -Infinity}', "-Infinity is not a number"),
+        (b'{"a": 1e999}', "the number 1e999 is too large"),
         (b'{"a": "\xff"}', "not valid JSON"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
@@ -80,7 +81,7 @@ def test_json_files_above_the_size_limit_are_refused(tmp_path: Path) -> None:
     path.write_bytes(b'{"a": 1}')
     assert read_regular_file(path, 8) == b'{"a": 1}'
     assert read_fields(path, 8).integer("a", 0, 9) == 1
-    with pytest.raises(ModelFileError, match="8 bytes are too large"):
+    with pytest.raises(ModelFileError, match="it is too large: more than 7 bytes"):
         read_regular_file(path, 7)
     with pytest.raises(ModelFileError, match="no such file"):
         read_regular_file(tmp_path / "other", 8)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.files.home import Home
-from edgespec.store.file_notes import SCHEMA_VERSION, FileNote, FileNotes
+from edgespec.store.file_notes import FileNote, FileNotes
 from edgespec.store.on_disk import MOST_FILES, FileOnDisk, files_on_disk
 from edgespec.store.store import Store
 from tests.support.other_programs import LIBRARY, User
@@ -63,6 +63,11 @@ def file_of(path: Path) -> FileOnDisk:
     return FileOnDisk(name=path.stem, path=path, bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
+def fresh(path: Path) -> FileNote:
+    """The note about a file of which nothing is known."""
+    return FileNote((path.stat().st_size, path.stat().st_mtime_ns))
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
@@ -73,7 +78,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_file_note_is_valid_until_the_file_changes(home: Home, model: Path) -> None:
     notes = FileNotes(home)
     note = notes.of(file_of(model))
-    assert note == FileNote()
+    assert note == fresh(model)
     note.vocabularies["target"] = "another"
     note.described["here"] = {"facts": {"name": "x"}}
     note.drafter = "small"
@@ -83,7 +88,7 @@ def test_a_file_note_is_valid_until_the_file_changes(home: Home, model: Path) ->
     assert kept == note
     assert FileNotes(home).drafters() == {model: "small"}
     os.utime(model, ns=(1, 1))
-    assert FileNotes(home).of(file_of(model)) == FileNote()
+    assert FileNotes(home).of(file_of(model)) == fresh(model)
     assert FileNotes(home).drafters() == {}
     model.unlink()
     assert FileNotes(home).drafters() == {}
@@ -104,7 +109,7 @@ def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(hom
     assert home.file_notes.stat().st_mtime_ns == written
     assert FileNotes(home).of(both[1]).refused == "no", "unused in this run but kept, since the file exists"
     again.save(both[:1])
-    assert FileNotes(home).of(both[1]) == FileNote()
+    assert FileNotes(home).of(both[1]) == fresh(other)
     assert FileNotes(home).of(both[0]).refused == "no"
 
 
@@ -136,20 +141,22 @@ def test_an_unreadable_notes_file_is_replaced(home: Home, model: Path, text: str
     assert FileNotes(home).of(file_of(model)).refused == "no"
 
 
-def test_file_note_entries_of_the_wrong_type_are_left_out(home: Home, model: Path) -> None:
-    file = file_of(model)
-    odd = {
-        "seen": [file.bytes, file.mtime_ns],
-        "refused": 3,
-        "drafter": [],
-        "vocabularies": {"a": 1, "b": None, "c": "other"},
-        "described": {"k": 1, "l": {}},
-    }
-    home.create(home.root)
-    stored = {"schema_version": SCHEMA_VERSION, "files": {str(model): odd, "x\0y": {"drafter": "d"}, "z": 5}}
-    home.file_notes.write_text(json.dumps(stored))
-    assert FileNotes(home).of(file) == FileNote(vocabularies={"b": None, "c": "other"}, described={"l": {}})
-    assert FileNotes(home).drafters() == {}
+def test_a_damaged_file_note_is_dropped_and_the_others_are_kept(home: Home, model: Path) -> None:
+    other = model.with_name("other.gguf")
+    other.write_bytes(b"GGUF!")
+    both = [file_of(model), file_of(other)]
+    notes = FileNotes(home)
+    for file in both:
+        notes.of(file).drafter = "small"
+    notes.save(both)
+    text = home.file_notes.read_text()
+    for wrong in ({"seen": []}, {"drafter": []}, {"vocabularies": {"a": 1}}, {"described": {"k": 1}}):
+        stored = json.loads(text)
+        stored["files"][str(model)] |= wrong
+        stored["files"] |= {"x\0y": {"seen": [1, 1], "drafter": "d"}, "z": 5}
+        home.file_notes.write_text(json.dumps(stored))
+        assert FileNotes(home).of(both[0]) == fresh(model)
+        assert FileNotes(home).drafters() == {other: "small"}
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere")

@@ -9,8 +9,9 @@ import pytest
 
 from edgespec.errors import CancelledError, DownloadError
 from edgespec.files.progress import QUIET, Job, ProgressEvent
-from edgespec.store.hub.folder import HubFolder, fetch_hub_folder, list_hub_folder
-from edgespec.store.references import HubReference, Network
+from edgespec.store.hub.folder import fetch_hub_folder
+from edgespec.store.hub.listing import HubEntry, HubListing, list_hub_files
+from edgespec.store.references import Network
 from tests.support.hub_server import COMMIT, HubServer, running
 
 WANTED = {
@@ -21,7 +22,6 @@ WANTED = {
     "model.safetensors.index.json": b'{"weight_map": {}}',
 }
 OTHERS = {"README.md": b"read me", "modeling_evil.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"}
-REFERENCE = HubReference("org/repo")
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def hub() -> Iterator[HubServer]:
         yield hub
 
 
-def listed(hub: HubServer, cache: Path, job: Job = QUIET, *, offline: bool = False) -> HubFolder:
-    return list_hub_folder(REFERENCE, Network(endpoint=hub.endpoint, cache=cache, offline=offline), job)
+def listed(hub: HubServer, cache: Path, job: Job = QUIET, *, offline: bool = False) -> HubListing:
+    return list_hub_files("org/repo", "main", Network(endpoint=hub.endpoint, cache=cache, offline=offline), job)
 
 
 def fetched(hub: HubServer, cache: Path, *, offline: bool = False) -> Path:
@@ -41,7 +41,7 @@ def fetched(hub: HubServer, cache: Path, *, offline: bool = False) -> Path:
 
 def test_only_files_that_a_conversion_reads_are_downloaded(hub: HubServer, tmp_path: Path) -> None:
     folder = listed(hub, tmp_path)
-    assert folder == HubFolder(repo="org/repo", commit=COMMIT, filenames=tuple({**WANTED, **OTHERS}))
+    assert (folder.repo, folder.commit, folder.names) == ("org/repo", COMMIT, tuple({**WANTED, **OTHERS}))
     assert folder.is_model_folder
     place = fetched(hub, tmp_path)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == WANTED
@@ -60,14 +60,14 @@ def test_a_cached_model_folder_needs_no_hub(hub: HubServer, tmp_path: Path) -> N
 
 
 def test_an_unreachable_hub_lists_the_cached_model_folder(hub: HubServer, tmp_path: Path) -> None:
-    unreachable = "http://127.0.0.1:9"
+    unreachable = Network(endpoint="http://127.0.0.1:9", cache=tmp_path)
     with pytest.raises(DownloadError, match=r"127\.0\.0\.1"):
-        list_hub_folder(REFERENCE, Network(endpoint=unreachable, cache=tmp_path))
+        list_hub_files("org/repo", "main", unreachable)
     fetched(hub, tmp_path)
     (tmp_path / "models--org--repo" / "refs").mkdir(exist_ok=True)
     (tmp_path / "models--org--repo" / "refs" / "main").write_text(COMMIT)
-    folder = list_hub_folder(REFERENCE, Network(endpoint=unreachable, cache=tmp_path))
-    assert set(folder.filenames) == set(WANTED)
+    folder = list_hub_files("org/repo", "main", unreachable)
+    assert set(folder.names) == set(WANTED)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,9 @@ def test_a_repository_without_plain_safetensors_is_not_a_model_folder(
 
 
 def test_fetching_a_repository_without_a_convertible_model_is_an_error(hub: HubServer, tmp_path: Path) -> None:
+    listing = HubListing(repo="org/repo", revision="main", commit=COMMIT, entries=(HubEntry("README.md"),))
     with pytest.raises(DownloadError, match="no model"):
-        fetch_hub_folder(HubFolder(repo="org/repo", commit=COMMIT, filenames=("README.md",)), Network(cache=tmp_path))
+        fetch_hub_folder(listing, Network(cache=tmp_path))
 
 
 def test_listing_a_folder_on_a_server_that_is_not_a_hub_is_an_error(hub: HubServer, tmp_path: Path) -> None:

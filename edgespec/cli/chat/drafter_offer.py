@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_format
 import signal
 import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 from edgespec.cli.chat.prompts import Prompts
 from edgespec.cli.options import open_engine
@@ -20,6 +18,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.errors import EdgespecError
 from edgespec.files.atomic import write_json
+from edgespec.files.checked import WrongValueError, read, read_object
 from edgespec.files.home import Home, home
 from edgespec.profiles.profile import Profile
 from edgespec.store.catalogue import catalogue
@@ -135,13 +134,9 @@ def _spec(offer: DrafterOffer) -> ModelSpec:
 
 def _declined(own: Home) -> list[str]:
     """The targets for which the user declined a drafter; empty if the file cannot be read."""
-    path: Path = own.declined_offers
-    try:
-        document = json_format.loads(path.read_bytes()) if path.stat().st_size <= _LARGEST_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return []
-    targets = document.get("targets") if isinstance(document, dict) else None
-    return [target for target in targets if isinstance(target, str)] if isinstance(targets, list) else []
+    with contextlib.suppress(EdgespecError, WrongValueError):
+        return read(list[str], read_object(own.declined_offers, _LARGEST_BYTES).get("targets"))
+    return []
 
 
 def _decline(offer: DrafterOffer, own: Home) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
 from edgespec.files.atomic import replacing
-from edgespec.files.checked import parse_object
-from edgespec.files.disk import is_there
+from edgespec.files.checked import parse_object, read
+from edgespec.files.disk import is_there, read_bounded
 from edgespec.files.home import Home
 from edgespec.store.catalogue import catalogue
 from edgespec.store.references import LocalPath, parse_reference
-from edgespec.text.conversation.messages import check_messages, check_system
+from edgespec.text.conversation.messages import check_messages
 
 # More than the longest contexts hold; a larger file is not read.
 _LARGEST_BYTES = 64 << 20
@@ -46,28 +46,23 @@ class KeptConversation:
         """The kept conversation. Raises InvalidRequestError if there is none, or if its file is damaged."""
         path = user_home.conversation
         try:
-            with path.open("rb") as file:
-                data = file.read(_LARGEST_BYTES + 1)
+            data = read_bounded(path, _LARGEST_BYTES)
         except FileNotFoundError as error:
             raise InvalidRequestError(
                 "no conversation is kept", hint="`edgespec chat` begins one, and keeps it unless history = false"
             ) from error
-        except OSError as error:
-            raise InvalidRequestError(f"{path} cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            raise InvalidRequestError(f"{path} cannot be read: {reason_of(error)}") from error
         try:
-            return _parsed(parse_object(path, data))
-        except (ValueError, TypeError, KeyError, EdgespecError) as error:
+            document = parse_object(path, data)
+            kept = read(KeptConversation, document, ignore_unknown=True)
+            if document.get("schema_version") != 1:
+                raise ValueError
+            return replace(kept, messages=check_messages(kept.messages))
+        except (ValueError, EdgespecError) as error:
             raise InvalidRequestError(
                 f"the kept conversation is damaged: {path}", hint="`edgespec memory clear` removes it"
             ) from error
-
-
-def _parsed(value: Any) -> KeptConversation:
-    model, system, messages = value["model"], value["system"], value["messages"]
-    if value["schema_version"] != 1 or not isinstance(model, str) or not isinstance(messages, list):
-        raise ValueError
-    check_system(system)
-    return KeptConversation(model, system, check_messages(messages))
 
 
 def name_of(target: str) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 from edgespec.errors import EdgespecError, StoreLockedError
 from edgespec.files.atomic import replacing
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 
 # Prompts kept, as in bash.
 KEPT = 500
@@ -51,10 +50,9 @@ class PromptHistory:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Hold the lock under which chats write the file, where there are locks. Raises EdgespecError, OSError."""
-        folder = self._user_home.create(self._user_home.locks)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError, StoreLockedError):
-                lock = locked(folder / "prompts.lock", "writing the prompts", timeout_s=_LOCK_WAIT_S)
+                lock = self._user_home.locked("prompts", "writing the prompts", timeout_s=_LOCK_WAIT_S)
                 stack.enter_context(lock)
             yield
 

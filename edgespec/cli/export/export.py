@@ -17,7 +17,7 @@ from edgespec.cli.export.export_report import Written
 from edgespec.cli.options import MODEL_HELP, JsonOption, default_threads, resolve_profile, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note
-from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.export.packages import require_for
 from edgespec.export.provenance import KEEP, Provenance
 from edgespec.files.atomic import sha256_file, sha256_of_parts
@@ -276,7 +276,7 @@ def _sha256(source: LocatedModel, job: Job) -> str:
         parts = [sha256_file(part.path, job, stage="hashing", source=source.name) for part in source.header.parts]
         return sha256_of_parts(parts)
     except OSError as error:
-        raise ModelFileError(source.path, f"the file cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(source.path, f"the file cannot be read: {reason_of(error)}") from error
 
 
 def _licence(source: LocatedModel) -> str | None:

@@ -100,16 +100,17 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         or Store(home()).find(spec_of_hub_reference(reference).name) is not None  # the store has its GGUF
     ):
         return None
-    from edgespec.store.hub.folder import fetch_hub_folder, list_hub_folder
+    from edgespec.store.hub.folder import fetch_hub_folder
+    from edgespec.store.hub.listing import list_hub_files
 
     network = Network(offline=request.offline)
     with state.progress() as progress:
-        folder = list_hub_folder(reference, network, progress.job)
-        if not folder.is_model_folder:
+        listing = list_hub_files(reference.repo, reference.revision, network, progress.job)
+        if not listing.is_model_folder:
             return None
         _check(model, request)
-        path = fetch_hub_folder(folder, network, progress.job)
-    return _Source(name=folder.repo.rpartition("/")[2], path=path, licence=folder.licence)
+        path = fetch_hub_folder(listing, network, progress.job)
+    return _Source(name=listing.repo.rpartition("/")[2], path=path, licence=listing.licence)
 
 
 def _check(model: str, request: FolderRequest) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 
 from edgespec.errors import EdgespecError
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.stored_text import (
     DamagedTextError,
     StoredText,
@@ -28,9 +27,6 @@ from edgespec.files.stored_text import (
 # one core of an AMD EPYC (Zen 5).
 MOST_TOKENS = 2**18
 
-# Another process writes the file in less than a tenth of a second.
-_LOCK_WAIT_S = 10.0
-
 _WHAT = "the history of answers"
 
 Stamp = tuple[int, int, int]
@@ -43,7 +39,7 @@ def answers_path(home: Home, vocabulary: bytes) -> Path:
 
 def answers_lock(home: Home) -> AbstractContextManager[None]:
     """The lock under which files of answers are changed. Raises EdgespecError, OSError."""
-    return locked(home.create(home.locks) / "answers.lock", "writing the history", timeout_s=_LOCK_WAIT_S)
+    return home.locked("answers", "writing the history")
 
 
 class KeptAnswers:

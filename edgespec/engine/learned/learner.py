@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
-from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.files.disk import expanded
+from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
+from edgespec.files.disk import expanded, read_bounded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.stored_text import (
     DamagedTextError,
@@ -108,8 +106,7 @@ class TextLearner:
 
     def _replace(self, roots: tuple[str, ...], found: list[Text], skipped: Counter[str]) -> Learned:
         """Replace the texts below ``roots`` by ``found``. Other processes wait."""
-        lock = self._home.create(self._home.locks) / "learned.lock"
-        with locked(lock, "learning", timeout_s=_LOCK_WAIT_S):
+        with self._home.locked("learned", "learning", timeout_s=_LOCK_WAIT_S):
             before, notice = self._texts()
             texts = [text for text in before if not _is_below(text.name, roots)]
             removed, room = len(before) - len(texts), self._most - count_tokens(texts)
@@ -155,7 +152,7 @@ class TextLearner:
                 self._path.unlink(missing_ok=True)
         except OSError as error:
             raise EdgespecError(
-                f"{LEARNED} cannot be written: {error.strerror or error}: {self._path}",
+                f"{LEARNED} cannot be written: {reason_of(error)}: {self._path}",
                 hint="close programs that use it, such as a chat, and try again",
             ) from error
 
@@ -208,14 +205,10 @@ def _files(root: str) -> Iterator[str]:
 def _read(file: str) -> tuple[str | None, str]:
     """The text of a file; or None and why it is skipped."""
     try:
-        status = os.stat(file)  # noqa: PTH116
-        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
-            return None, "unreadable"
-        with open(file, "rb") as opened:  # noqa: PTH123
-            data = opened.read(MOST_FILE_BYTES + 1)
+        data = read_bounded(file, MOST_FILE_BYTES)
     except OSError:
         return None, "unreadable"
-    if len(data) > MOST_FILE_BYTES:
+    except ValueError:
         return None, "too_large"
     try:
         return (None, "binary") if b"\0" in data else (data.decode("utf-8"), "")

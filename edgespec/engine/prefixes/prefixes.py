@@ -24,7 +24,7 @@ from edgespec.engine.prefixes.stored import (
     remove,
     write_prefix,
 )
-from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, SessionFileError
+from edgespec.errors import CancelledError, EdgespecError, InvalidRequestError, SessionFileError, reason_of
 from edgespec.files.disk import readable_bytes
 from edgespec.files.home import Home
 from edgespec.files.provenance import NO_MAC, mac_in
@@ -114,7 +114,7 @@ class Prefixes:
         except (EdgespecError, OSError) as error:
             if isinstance(error, SessionFileError):
                 remove(found.path)
-            self._notices.append(f"a kept beginning is read again: {_words(error)}")
+            self._notices.append(f"a kept beginning is read again: {reason_of(error)}")
         return target.length
 
     def _read_ahead(self, parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -148,7 +148,7 @@ class Prefixes:
                 except (CancelledError, InvalidRequestError):  # a request came
                     break
                 except (EdgespecError, OSError) as error:
-                    self._say_once(f"the beginning of two conversations is not kept: {_words(error)}")
+                    self._say_once(f"the beginning of two conversations is not kept: {reason_of(error)}")
                 del self._wanted[-1]
         finally:
             self._writing.release()
@@ -171,7 +171,7 @@ class Prefixes:
                 self._home.create(path.parent).chmod(0o700)
                 write_beginnings(path, known)
         except (EdgespecError, OSError) as error:
-            self._say_once(f"the beginnings of conversations are not remembered: {_words(error)}")
+            self._say_once(f"the beginnings of conversations are not remembered: {reason_of(error)}")
             with self._lock:  # the next call tries again
                 self._answered = [*answered, *self._answered][-_MOST_WAITING:]
 
@@ -243,9 +243,3 @@ def _holder(
 def _is_worth(length: int, held: int) -> bool:
     """Whether a prefix of this length is to be read into, or written besides, one of the tokens that are ``held``."""
     return length >= LEAST_TOKENS and (length - held) * _PART_WORTH_READING >= length
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, EdgespecError):
-        return error.message
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -20,7 +20,6 @@ from edgespec.engine.prefixes.beginnings import Tokens, hash_of
 from edgespec.errors import EdgespecError, SessionFileError
 from edgespec.files.disk import free_bytes
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.session_file import SessionFile, write_session_file
 from edgespec.interfaces.model import ModelFacts
 
@@ -28,9 +27,6 @@ from edgespec.interfaces.model import ModelFacts
 MOST_BYTES = 4 * 10**9
 # And this part of the disk that is free without them.
 _SHARE_OF_FREE = 10
-
-# Another process that removes a few files has done so by then.
-_LOCK_WAIT_S = 10.0
 
 _NAME = re.compile(r"(?P<key>[0-9a-f]{32})-(?P<length>[0-9]{1,8})-(?P<tokens>[0-9a-f]{32})\.prefix")
 
@@ -54,7 +50,7 @@ def prefix_path(home: Home, key: bytes, tokens: Tokens) -> Path:
 
 def prefixes_lock(home: Home) -> AbstractContextManager[None]:
     """The lock under which the folder's files are removed or counted. Raises EdgespecError, OSError."""
-    return locked(home.create(home.locks) / "prefixes.lock", "writing a prefix", timeout_s=_LOCK_WAIT_S)
+    return home.locked("prefixes", "writing a prefix")
 
 
 def stored_prefixes(home: Home) -> list[StoredPrefix]:

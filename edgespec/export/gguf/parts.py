@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.architectures.shape import EMBEDDING, HEAD
-from edgespec.errors import InvalidRequestError, ModelFileError
+from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.checked import ascending
 from edgespec.files.gguf.cursor import Cursor, read_entry
 from edgespec.files.gguf.records import GGML_TYPES, VALUE_TYPES, FilePart, GgufHeader, TensorInfo
@@ -84,7 +84,7 @@ def open_source(header: GgufHeader) -> BinaryIO:
     try:
         return io.BufferedReader(_JoinedParts(header.split)) if header.split else header.path.open("rb")
     except OSError as error:
-        raise ModelFileError(header.path, f"the file cannot be read: {error.strerror or error}") from error
+        raise ModelFileError(header.path, f"the file cannot be read: {reason_of(error)}") from error
 
 
 class _JoinedParts(io.RawIOBase):
@@ -158,7 +158,7 @@ def _read(source: BinaryIO, path: Path, offset: int, count: int) -> bytes:
         source.seek(offset)
         data = source.read(count)
     except OSError as error:
-        raise ModelFileError(path, f"the file cannot be read: {error.strerror or error}", offset=offset) from error
+        raise ModelFileError(path, f"the file cannot be read: {reason_of(error)}", offset=offset) from error
     if len(data) != count:
         raise ModelFileError(path, "the file became shorter after its header was read", offset=offset)
     return data

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from edgespec.errors import DownloadError, EdgespecError
+from edgespec.errors import DownloadError, EdgespecError, reason_of
 from edgespec.export.optimum.process import POLL_S, check_interpreter, end_group, last_line, start_group
 from edgespec.files.atomic import remove_stale_temporaries, rename, sync_folder, temporary_name, write_json
 from edgespec.files.disk import disk_errors, require_space
 from edgespec.files.home import Home
-from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job
 
 # Versions tested together. onnxruntime's 4-bit quantizer needs onnx-ir.
@@ -85,8 +84,8 @@ def prepare_environment(
     run = run or run_logged
     folder = environment_folder(home)
     home.create(home.tools)
-    lock, doing = home.create(home.locks) / "optimum-environment.lock", "creating the environment for Optimum"
-    with locked(lock, doing, job, timeout_s=lock_timeout_s):
+    doing = "creating the environment for Optimum"
+    with home.locked("optimum-environment", doing, job, timeout_s=lock_timeout_s):
         if (found := find_environment(home)) is not None:  # another process has created it
             return found
         remove_stale_temporaries(home.tools)
@@ -101,7 +100,7 @@ def prepare_environment(
                 sync_folder(home.tools)
         except OSError as error:
             raise EdgespecError(
-                f"the environment for Optimum cannot be created at {folder}: {error.strerror or error}",
+                f"the environment for Optimum cannot be created at {folder}: {reason_of(error)}",
                 hint="give the command your own interpreter with --python",
             ) from error
         finally:

@@ -21,6 +21,7 @@ from edgespec.errors import (
     InvalidRequestError,
     MemoryLimitError,
     RuntimeUnavailableError,
+    reason_of,
 )
 from edgespec.files.progress import QUIET, Job
 from edgespec.runtimes.thread import start_thread
@@ -71,7 +72,7 @@ def run_worker(python: Path, arguments: Sequence[str], *, source: str, job: Job 
             process = start_group([os.fspath(python), "-I", os.fspath(WORKER), *arguments], stderr=log)
         except OSError as error:
             raise InvalidRequestError(
-                f"{python} cannot be run: {error.strerror or error}", hint="give the path of a Python"
+                f"{python} cannot be run: {reason_of(error)}", hint="give the path of a Python"
             ) from error
         answer = _listen(process, source, job)
         return _result(answer, process.returncode, _tail(log), python, source)

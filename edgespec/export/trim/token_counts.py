@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.atomic import write_json
-from edgespec.files.disk import megabytes
+from edgespec.files.checked import Key, Range, WrongValueError, read, read_object
+from edgespec.files.disk import read_bounded
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ _LARGEST_ID = 2**31 - 1
 class CountedAnswer:
     """One answer of a target: its ``token_ids`` in the target's vocabulary, and their ``text``."""
 
-    prompt_id: str
-    token_ids: tuple[int, ...]
+    prompt_id: Annotated[str, Key("prompt")]
+    token_ids: tuple[Annotated[int, Range(0, _LARGEST_ID)], ...]
     text: str
 
 
@@ -98,23 +98,14 @@ def count_tokens(texts: Iterable[Sequence[int]], vocabulary_size: int) -> Counte
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file. Raises InvalidRequestError if it is not UTF-8, not readable, empty or too long."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # checked before opening: opening a named pipe would block
-            raise InvalidRequestError(f"{path} is not a file", hint="give a file of text to --trim-from")
-        if status.st_size > MOST_TEXT_BYTES:
-            raise InvalidRequestError(
-                f"{path} has {megabytes(status.st_size)}; at most {megabytes(MOST_TEXT_BYTES)} can be counted",
-                hint="give a sample of the text",
-            )
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bounded(path, MOST_TEXT_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
         ) from error
-    except (OSError, ValueError) as error:  # ValueError: an invalid path
-        reason = getattr(error, "strerror", None) or error
+    except (OSError, ValueError) as error:
         raise InvalidRequestError(
-            f"the text {path} cannot be read: {reason}", hint="give a file of text to --trim-from"
+            f"the text {path} cannot be read: {reason_of(error)}", hint="give a file of text to --trim-from"
         ) from error
     if not text.strip():
         raise InvalidRequestError(f"{path} holds no text", hint="give a file with text similar to the text to draft")
@@ -174,31 +165,11 @@ def save_answers(folder: Path, key: CountedAnswersKey, answers: Sequence[Counted
 
 def load_answers(folder: Path, key: CountedAnswersKey) -> tuple[CountedAnswer, ...]:
     """The saved answers to the first prompts of ``key``, in order; empty if any is invalid. Raises nothing."""
-    path = folder / key.file_name
     try:
-        if path.stat().st_size > _LARGEST_CACHE_BYTES:
-            return ()
-        document: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        document = read_object(folder / key.file_name, _LARGEST_CACHE_BYTES)
+        answers = read(tuple[CountedAnswer, ...], document.pop("answers", None))
+    except (ModelFileError, WrongValueError):
         return ()
-    if not isinstance(document, dict) or any(document.get(name) != value for name, value in key._record().items()):
-        return ()
-    answers = document.get("answers")
-    if not isinstance(answers, list):
-        return ()
-    found = [_counted_answer(answer, key) for answer in answers]
-    sound = tuple(each for each in found if each is not None)
-    if len(sound) != len(found) or tuple(each.prompt_id for each in sound) != key.prompt_ids[: len(found)]:
-        return ()
-    return sound
-
-
-def _counted_answer(answer: Any, key: CountedAnswersKey) -> CountedAnswer | None:
-    if not isinstance(answer, dict):
-        return None
-    prompt_id, ids, text = answer.get("prompt"), answer.get("token_ids"), answer.get("text")
-    if not isinstance(prompt_id, str) or not isinstance(text, str) or not isinstance(ids, list):
-        return None
-    if len(ids) > key.tokens_per_prompt or not all(type(token) is int and 0 <= token <= _LARGEST_ID for token in ids):
-        return None
-    return CountedAnswer(prompt_id=prompt_id, token_ids=tuple(ids), text=text)
+    known = tuple(each.prompt_id for each in answers) == key.prompt_ids[: len(answers)]
+    short = all(len(each.token_ids) <= key.tokens_per_prompt for each in answers)
+    return answers if document == key._record() and known and short else ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError
+from edgespec.errors import DiskSpaceError, DownloadError, HashMismatchError, reason_of
 from edgespec.files.atomic import CHUNK_BYTES, rename, sha256_file, sync_folder
 from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, require_space
 from edgespec.files.locks import locked
@@ -41,7 +41,6 @@ class FetchedHubFile:
     filename: str
     commit: str
     sha256: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,32 +69,17 @@ def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET)
     The job hears if the hub states none. Raises DownloadError (one sentence with the cause), HashMismatchError,
     DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
     """
-    settings = hub_settings()
-    folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), wanted.repo)
+    folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
     status = _Status()
 
     def tick() -> None:
         job.tell(status.stage, wanted.label, done_bytes=status.done, total_bytes=status.total)
-        if (late := client[0].web.overdue() if client else None) is not None:
-            raise late
 
-    client: list[HubHttp] = []
-
-    def download(stopped: Callable[[], bool]) -> FetchedHubFile:
-        if network.offline or settings.HF_HUB_OFFLINE:
-            why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
-            return _from_cache(
-                folder, wanted, status, stopped, DownloadError(f"it is not in the hub's cache, and {why}")
-            )
-        http = HubHttp(network.endpoint, stopped)
-        client.append(http)
-        try:
-            return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
-        finally:
-            http.close()
+    def download(http: HubHttp, stopped: Callable[[], bool]) -> FetchedHubFile:
+        return _Download(http, folder, wanted, _resolve(http, wanted), status, stopped).run()
 
     try:
-        fetched = run_watched(download, job, tick=tick, what="the download")
+        fetched = ask_hub(download, wanted, network, job, tick=tick, what="the download")
     except UnreachableError as error:
         reason = error
     else:
@@ -107,7 +91,6 @@ def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET)
     def fallback(stopped: Callable[[], bool]) -> FetchedHubFile:
         return _from_cache(folder, wanted, status, stopped, reason)
 
-    client.clear()
     return run_watched(fallback, job, tick=tick, what="the check")
 
 
@@ -128,7 +111,7 @@ def _from_cache(
         raise HashMismatchError(
             path, f"its sha256 is {actual[:12]}…, the hub stated {expected[:12]}…", hint="fetch it again while online"
         )
-    return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual, bytes=path.stat().st_size)
+    return FetchedHubFile(path=path, filename=filename, commit=commit, sha256=actual)
 
 
 def _hash(path: Path, status: _Status, stopped: Callable[[], bool]) -> str:
@@ -188,7 +171,7 @@ class _Download:
             return self._already_here() or self._fetched()
         except OSError as error:
             raise DownloadError(
-                f"the hub's cache {self._folder.path} cannot be used: {error.strerror or error}",
+                f"the hub's cache {self._folder.path} cannot be used: {reason_of(error)}",
                 hint="set HF_HOME to a folder you may write to",
             ) from error
 
@@ -251,13 +234,7 @@ class _Download:
         except OSError:
             if not pointer.is_file():  # a read-only cache that has everything is fine
                 raise
-        return FetchedHubFile(
-            path=pointer,
-            filename=resolved.filename,
-            commit=resolved.commit,
-            sha256=sha256,
-            bytes=pointer.stat().st_size,
-        )
+        return FetchedHubFile(path=pointer, filename=resolved.filename, commit=resolved.commit, sha256=sha256)
 
     def _sound(self, path: Path) -> str | None:
         """The file's sha256 if the content is what the hub stated, else None."""
@@ -304,6 +281,39 @@ def _is_git_blob(path: Path, size: int, sha1: str) -> bool:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest() == sha1
+
+
+def ask_hub(
+    work: Callable[[HubHttp, Callable[[], bool]], T],
+    wanted: HubFile,
+    network: Network,
+    job: Job,
+    *,
+    tick: Callable[[], None],
+    what: str,
+) -> T:
+    """Run ``work(http, stopped)``, which asks the hub for what is ``wanted``, as ``run_watched`` does.
+
+    Raises UnreachableError also if the hub may not be asked, or if a request is overdue.
+    """
+    if network.offline or hub_settings().HF_HUB_OFFLINE:
+        why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
+        raise UnreachableError(f"{wanted.filename or wanted.repo} is not in the hub's cache, and {why}")
+    clients: list[HubHttp] = []
+
+    def ask(stopped: Callable[[], bool]) -> T:
+        clients.append(HubHttp(network.endpoint, stopped))
+        try:
+            return work(clients[0], stopped)
+        finally:
+            clients[0].close()
+
+    def watch() -> None:
+        tick()
+        if (late := clients[0].web.overdue() if clients else None) is not None:
+            raise late
+
+    return run_watched(ask, job, tick=watch, what=what)
 
 
 def run_watched(work: Callable[[Callable[[], bool]], T], job: Job, *, tick: Callable[[], None], what: str) -> T:

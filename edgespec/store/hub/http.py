@@ -55,15 +55,15 @@ class HubHttp:
         """The hub's URL of a file."""
         return f"{self.endpoint}/{repo}/resolve/{quote(revision, safe='')}/{quote(filename)}"
 
-    def get_json(self, path: str, wanted: HubFile) -> Any:
-        """The JSON the hub answers with. Raises DownloadError, UnreachableError, CancelledError."""
+    def get_listing(self, wanted: HubFile) -> Any:
+        """The hub's description of the repository of ``wanted`` at its revision, with the sizes of its files.
+
+        Raises DownloadError, UnreachableError, CancelledError.
+        """
+        path = f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}?blobs=true"
         with self._answer("GET", f"{self.endpoint}{path}", wanted) as response:
             self.web.refuse_page(response)
-            body = bytearray()
-            for chunk in self.web.body(response):
-                body += chunk
-                if len(body) > LARGEST_JSON_BYTES:
-                    raise DownloadError(f"the hub's description of {wanted.repo} is too long")
+            body = self.web.whole(response, LARGEST_JSON_BYTES, f"the hub's description of {wanted.repo}")
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -71,15 +71,6 @@ class HubHttp:
                 f"{self.endpoint} does not answer like a model hub (no JSON)",
                 hint="check HF_ENDPOINT, the proxy, and any sign-in page",
             ) from error
-
-    def get_listing(self, wanted: HubFile) -> Any:
-        """The hub's description of the repository of ``wanted`` at its revision, with the sizes of its files.
-
-        Raises what ``get_json`` raises.
-        """
-        return self.get_json(
-            f"/api/models/{wanted.repo}/revision/{quote(wanted.revision, safe='')}?blobs=true", wanted
-        )
 
     def head(self, url: str, wanted: HubFile) -> Mapping[str, str]:
         """The headers that describe a file. Redirects within the hub are followed; one to a CDN is the answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.errors import DownloadError
 from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
-from edgespec.store.hub.file import run_watched
+from edgespec.store.hub.file import ask_hub
 from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import ONLINE, HubFile, HubReference, Network
 from edgespec.store.web import UnreachableError
@@ -47,6 +47,12 @@ class HubListing:
     def names(self) -> tuple[str, ...]:
         return tuple(entry.name for entry in self.entries)
 
+    @property
+    def is_model_folder(self) -> bool:
+        """Whether the repository holds weights as safetensors and no GGUF to use instead."""
+        endings = {name.lower().rpartition(".")[2] for name in self.names}
+        return "config.json" in self.names and "safetensors" in endings and "gguf" not in endings
+
     def reference(self, name: str | None = None) -> str:
         """The MODEL argument for one of the repository's files, or for the repository."""
         return HubReference(self.repo, self.revision, name).text
@@ -57,32 +63,19 @@ def list_hub_files(repo: str, revision: str, network: Network = ONLINE, job: Job
 
     Raises DownloadError, CancelledError.
     """
-    settings = hub_settings()
     wanted = HubFile(repo, None, revision)
-    if not (network.offline or settings.HF_HUB_OFFLINE):
-        clients: list[HubHttp] = []
 
-        def ask(stopped: Callable[[], bool]) -> HubListing:
-            http = HubHttp(network.endpoint, stopped)
-            clients.append(http)
-            try:
-                return _listing(http.get_listing(wanted), wanted, http.endpoint)
-            finally:
-                http.close()
+    def ask(http: HubHttp, _stopped: object) -> HubListing:
+        return _listing(http.get_listing(wanted), wanted, http.endpoint)
 
-        def tick() -> None:
-            job.tell("asking", wanted.label)
-            if (late := clients[0].web.overdue() if clients else None) is not None:
-                raise late
+    def tick() -> None:
+        job.tell("asking", wanted.label)
 
-        try:
-            return run_watched(ask, job, tick=tick, what="the request")
-        except UnreachableError as error:
-            reason: DownloadError = error
-    else:
-        why = "offline was asked for" if network.offline else "HF_HUB_OFFLINE is set"
-        reason = DownloadError(f"{repo} is not in the hub's cache, and {why}")
-    folder = RepoCache(network.cache or Path(settings.HF_HUB_CACHE), repo)
+    try:
+        return ask_hub(ask, wanted, network, job, tick=tick, what="the request")
+    except UnreachableError as error:
+        reason = error
+    folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), repo)
     commit = folder.commit_of(revision)
     if commit is None:
         raise reason

@@ -120,11 +120,7 @@ class PackageIndex:
         with self._get(source, {"accept": _ACCEPT}, (404,)) as response:
             if response.status_code == 404:
                 return
-            body = bytearray()
-            for chunk in web.body(response):
-                body += chunk
-                if len(body) > _LARGEST_PAGE_BYTES:
-                    raise DownloadError(f"the page of {web.host} is too long")
+            body = web.whole(response, _LARGEST_PAGE_BYTES, f"the page of {web.host}")
             kind = response.headers.get("content-type", "").lower()
             base = str(getattr(response, "url", source))
         try:

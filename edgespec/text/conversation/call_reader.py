@@ -6,12 +6,12 @@ Each part is read by a generator that waits where more text must come, so no tex
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from edgespec.files.checked import finite, no_constant
 from edgespec.text.conversation.argument_values import allowed, as_json, as_kind
 from edgespec.text.conversation.call_formats import MOST_NAME, CallFormat, Mark
 from edgespec.text.conversation.literals import TEXT_ENDS, to_json
@@ -31,18 +31,7 @@ BLANKS = " \t\r\n"
 _BLANK_RUN = re.compile(r"[ \t\r\n]*")
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        _no_constant(digits)
-    return number
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
 
 
 class NoCallError(Exception):
