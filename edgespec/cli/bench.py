@@ -133,7 +133,7 @@ def bench(
     from edgespec.bench.repeats import run_until_quiet
     from edgespec.bench.report import bench_report
     from edgespec.bench.run import RunSettings
-    from edgespec.bench.runtimes import REST_S, runtimes_json
+    from edgespec.bench.runtimes import REST_S
     from edgespec.calibration.measurement_store import load_bandwidth
     from edgespec.decoding.sampling import Sampling
     from edgespec.engine.pair.calibration_report import calibration_report
@@ -183,7 +183,7 @@ def bench(
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {
-            "runtimes": runtimes_json(times),
+            "runtimes": [each.as_json() for each in times],
             "max_tokens": max_tokens,
             "passes": passes,
             "cold": cold,
