@@ -76,7 +76,7 @@ def scale_drafter(folder: Path, factor: float) -> None:
 def agree_on_pipelined(folder: Path) -> None:
     """Store that answers of the pair agreed on the pipelined mode."""
     key = _pair(folder)
-    kind: Any = replace(ANSWERED, keys=lambda *about: [key])  # the key is known, the models' facts are not
+    kind: Any = replace(ANSWERED, key=lambda *about: key)  # the key is known, the models' facts are not
     Measurements(folder, key["target"]["machine"]).save(kind, Answered(mode=Settled(chosen="pipelined")))
 
 

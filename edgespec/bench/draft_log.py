@@ -20,6 +20,7 @@ from edgespec.decoding.scores import Logits, log_softmax, teacher_forced_rows
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError, reason_of
+from edgespec.interfaces.drawing import highest
 from edgespec.interfaces.model import Model
 
 SCHEMA_VERSION = 1
@@ -115,9 +116,7 @@ def best_of(row: Logits, count: int = MOST_PREDICTIONS) -> Predictions:
     Ties go to the lowest id. Tokens that the model did not score are left out.
     """
     logs = log_softmax(row)
-    least = np.partition(logs, -count)[-count] if len(logs) > count else -np.inf
-    likely = np.flatnonzero(logs >= least)
-    best = likely[np.argsort(-logs[likely], kind="stable")][:count]
+    best = highest(logs, count)
     return [(int(token), round(math.exp(logs[token]), 6)) for token in best if np.isfinite(logs[token])]
 
 

@@ -8,14 +8,15 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edgespec.bench.run import read_answer
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.sampling import Sampling, request_of
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Done, Round
+from edgespec.engine.events import Done
 from edgespec.engine.pair.loaded_pair import Speculation
 from edgespec.engine.session import Session
 from edgespec.errors import EdgespecError
-from edgespec.interfaces.counted_text import MOST_NODES
+from edgespec.interfaces.counted_text import MOST_NODES, common_prefix
 from edgespec.interfaces.drafting import MODEL, Choice, DraftTree
 from edgespec.interfaces.policy import Allowance
 from edgespec.planning.choice.plan import Exactness, Plan
@@ -264,7 +265,7 @@ def _check_prompt(
             proposed += answer.stats.proposed
             accepted += answer.stats.accepted
             if answer.token_ids != plain.token_ids:
-                position = _first_difference(plain.token_ids, answer.token_ids)
+                position = common_prefix(list(plain.token_ids), list(answer.token_ids))
                 divergences.append(
                     Divergence(
                         prompt_id=prompt.id,
@@ -293,22 +294,8 @@ def _answer(
 ) -> tuple[Done, int]:
     """An answer, and the number of alternatives proposed for it."""
     session.clear()
-    done: Done | None = None
-    alternatives = 0
-    for event in session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth):
-        if isinstance(event, Round):
-            alternatives += event.record.alternative_count
-        elif isinstance(event, Done):
-            done = event
-    assert done is not None  # a generation without an error ends with Done
-    return done, alternatives
-
-
-def _first_difference(left: Sequence[int], right: Sequence[int]) -> int:
-    for position, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return position
-    return min(len(left), len(right))
+    done, rounds = read_answer(session.generate(prompt.prompt, max_tokens=max_tokens, sampling=sampling, depth=depth))
+    return done, sum(each.alternative_count for each in rounds)
 
 
 def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampling) -> float:

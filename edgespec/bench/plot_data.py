@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.files.disk import counted
+
 Report = Mapping[str, Any]
 
 # A report on a user's suite may have any number of categories; a page has room for this many.
@@ -178,7 +180,7 @@ def _shared(facts: Sequence[Mapping[str, str]], *own: str) -> dict[str, str]:
 def _described(curve: Report) -> dict[str, str]:
     facts = {key: short(curve[key]) for key in ("model", "runtime", "device") if curve.get(key) is not None}
     if curve.get("threads") is not None:
-        facts["threads"] = f"{curve['threads']} thread{'' if curve['threads'] == 1 else 's'}"
+        facts["threads"] = counted(curve["threads"], "thread")
     if curve.get("context") is not None:
         facts["context"] = f"{curve['context']} tokens of context"
     return facts
@@ -207,7 +209,7 @@ def _models(report: Report) -> list[str]:
     return [
         short(target["model"]) if target.get("model") else "",
         f"drafter {short(drafter['model'])}" if drafter.get("model") else "",
-        f"{threads} thread{'' if threads == 1 else 's'}" if threads else "",
+        counted(threads, "thread") if threads else "",
         short(report["date"]) if report.get("date") else "",
     ]
 
@@ -218,7 +220,7 @@ def _place(report: Report) -> list[str]:
     return [
         short(machine["processor"], 60) if machine.get("processor") else "",
         f"suite {short(suite['name'])}" if suite.get("name") else "",
-        f"{prompts} prompt{'' if prompts == 1 else 's'}" if prompts else "",
+        counted(prompts, "prompt") if prompts else "",
     ]
 
 

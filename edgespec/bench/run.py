@@ -14,6 +14,7 @@ from edgespec.bench.statistics import abba, shuffled
 from edgespec.bench.suite import Prompt
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Round
 from edgespec.engine.session import Session
@@ -199,13 +200,13 @@ def _answer(
 ) -> tuple[Done, tuple[RoundRecord, ...]]:
     session, longest = arm.session, prompt.longest(settings.max_tokens)
     session.clear(keep_cache=not cold)
-    rounds: list[RoundRecord] = []
-    done: Done | None = None
-    with session.generate(prompt.prompt, max_tokens=longest, sampling=settings.sampling, raw=raw) as generation:
-        for event in generation:
-            if isinstance(event, Round):
-                rounds.append(event.record)
-            elif isinstance(event, Done):
-                done = event
-    assert done is not None  # a generation that does not raise ends with Done
-    return done, tuple(rounds)
+    return read_answer(session.generate(prompt.prompt, max_tokens=longest, sampling=settings.sampling, raw=raw))
+
+
+def read_answer(generation: Generation) -> tuple[Done, tuple[RoundRecord, ...]]:
+    """Read a whole answer: its end, and its rounds."""
+    with generation:
+        events = list(generation)
+    done = events[-1]
+    assert isinstance(done, Done)  # a generation that does not raise ends with Done
+    return done, tuple(event.record for event in events if isinstance(event, Round))

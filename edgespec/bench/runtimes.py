@@ -200,11 +200,6 @@ class _Timing:
         return self._clock() - before
 
 
-def runtimes_json(times: Iterable[RuntimeTimes]) -> list[dict[str, Any]]:
-    """The value of ``runtimes`` in ``bench --json``; empty without compared models."""
-    return [each.as_json() for each in times]
-
-
 def runtime_lines(runtimes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """``runtimes`` as text: T(1), its ratio to the first model's (with the turns' range), and the ratio of bytes."""
     if not runtimes:

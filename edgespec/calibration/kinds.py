@@ -35,14 +35,14 @@ class Setting:
 class Kind(Generic[T, P]):
     """A kind of measurement: ``name`` in its file, and what it depends on.
 
-    ``hint`` is the annotation that ``files.checked`` reads it by, ``stored`` makes its JSON. ``keys`` has the key it
-    is stored under, then earlier ones. With ``any_build``, other builds of our kernels take as long. A value that
-    ``keeps`` prefers to a new one stays.
+    ``hint`` is the annotation that ``files.checked`` reads it by, ``stored`` makes its JSON, ``key`` the key that
+    it is stored under. With ``any_build``, other builds of our kernels take as long. A value that ``keeps`` prefers
+    to a new one stays.
     """
 
     name: str
     hint: Any
-    keys: Callable[Concatenate[Setting, P], list[Key]]
+    key: Callable[Concatenate[Setting, P], Key]
     stored: Callable[[T], Key] = to_json
     any_build: bool = False
     keeps: Callable[[T, T], bool] | None = None
@@ -68,41 +68,35 @@ def _model_key(at: Setting, facts: ModelFacts) -> Key:
     }
 
 
-def _width_keys(at: Setting, facts: ModelFacts) -> list[Key]:
-    key = _model_key(at, facts)
-    if not facts.bit_equal_by_construction:
-        return [key]
-    # A self-check of file, build and level is valid on any machine; files from before self-checks have the other key.
-    return [{name: value for name, value in key.items() if name not in ("machine", "device", "threads")}, key]
+def _width_key(at: Setting, facts: ModelFacts) -> Key:
+    # A self-check of file, build and level is valid on any machine.
+    ignored = ("machine", "device", "threads") if facts.bit_equal_by_construction else ()
+    return {name: value for name, value in _model_key(at, facts).items() if name not in ignored}
 
 
 def _timing_key(at: Setting, facts: ModelFacts) -> Key:
     return {**_model_key(at, facts), "power_source": at.power_source}
 
 
-def _timing_keys(at: Setting, facts: ModelFacts) -> list[Key]:
-    return [_timing_key(at, facts)]
+def _pair_key(at: Setting, target: ModelFacts, drafter: ModelFacts | None) -> Key:
+    return {"target": _timing_key(at, target), "drafter": None if drafter is None else _timing_key(at, drafter)}
 
 
-def _pair_keys(at: Setting, target: ModelFacts, drafter: ModelFacts | None) -> list[Key]:
-    return [{"target": _timing_key(at, target), "drafter": None if drafter is None else _timing_key(at, drafter)}]
+def _text_key(_at: Setting, target: ModelFacts, source: str) -> Key:
+    return {"target": _identity(target), "source": source}
 
 
-def _text_keys(_at: Setting, target: ModelFacts, source: str) -> list[Key]:
-    return [{"target": _identity(target), "source": source}]
-
-
-def _settled_keys(at: Setting, model: ModelFacts, question: str) -> list[Key]:
+def _settled_key(at: Setting, model: ModelFacts, question: str) -> Key:
     file = {"model_sha256": model.sha256, "model_name": model.name}
-    return [{"machine": at.machine, **file, "question": question}]
+    return {"machine": at.machine, **file, "question": question}
 
 
-def _place_keys(at: Setting, model: ModelFacts) -> list[Key]:
-    return _settled_keys(at, model, "place")
+def _place_key(at: Setting, model: ModelFacts) -> Key:
+    return _settled_key(at, model, "place")
 
 
-def _thread_keys(at: Setting, model: ModelFacts, runtime: str) -> list[Key]:
-    return _settled_keys(at, model, f"threads of {runtime}")
+def _thread_key(at: Setting, model: ModelFacts, runtime: str) -> Key:
+    return _settled_key(at, model, f"threads of {runtime}")
 
 
 # ------------------------------------------------------------------------------------------------------ kinds
@@ -161,7 +155,7 @@ _Count: TypeAlias = Annotated[int, Range(1, 4096)]
 WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
     "widths",
     Annotated[WidthProbe, Check(lambda probe: probe.is_sound, "the widths of one class")],
-    _width_keys,
+    _width_key,
     keeps=_farther,
 )
 
@@ -170,7 +164,7 @@ WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
 TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
-    _timing_keys,
+    _timing_key,
     _without_defaults,
     any_build=True,
     keeps=_quieter,
@@ -180,7 +174,7 @@ TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
 PLAIN: Kind[float, [ModelFacts]] = Kind(
     "plain",
     Annotated[float, From(_Plain, lambda plain: plain.forward_s)],
-    _timing_keys,
+    _timing_key,
     lambda seconds: {"forward_s": seconds},
     any_build=True,
 )
@@ -188,7 +182,7 @@ PLAIN: Kind[float, [ModelFacts]] = Kind(
 CONTENTION: Kind[Contention, [ModelFacts, ModelFacts]] = Kind(
     "contention",
     Annotated[Contention, From(_Both, lambda both: both.contention)],
-    _pair_keys,
+    _pair_key,
     _without_defaults,
     any_build=True,
     keeps=_quieter,
@@ -196,19 +190,19 @@ CONTENTION: Kind[Contention, [ModelFacts, ModelFacts]] = Kind(
 
 # What earlier conversations taught about a source (a drafter's identity) that drafts for a target.
 ACCEPTANCE: Kind[AcceptancePrior, [ModelFacts, str]] = Kind(
-    "acceptance", Annotated[AcceptancePrior, From(dict[str, Any], _prior)], _text_keys
+    "acceptance", Annotated[AcceptancePrior, From(dict[str, Any], _prior)], _text_key
 )
 
 # How long a target's answers were, and whether drafting with a source paid in them.
-HISTORY: Kind[History, [ModelFacts, str]] = Kind("history", History, _text_keys)
+HISTORY: Kind[History, [ModelFacts, str]] = Kind("history", History, _text_key)
 
 # The placement of a target on which calibrations have agreed for this machine, for any drafter.
 PLACE: Kind[Settled[tuple[str, str, int | None]], [ModelFacts]] = Kind(
-    "settled", Settled[tuple[str, str, _Count | None]], _place_keys
+    "settled", Settled[tuple[str, str, _Count | None]], _place_key
 )
 
 # The fastest number of threads for a target in a runtime, on which calibrations have agreed.
-THREADS: Kind[Settled[int], [ModelFacts, str]] = Kind("settled", Settled[_Count], _thread_keys)
+THREADS: Kind[Settled[int], [ModelFacts, str]] = Kind("settled", Settled[_Count], _thread_key)
 
 # What answers since the last calibration agreed on about a target and its drafter.
-ANSWERED: Kind[Answered, [ModelFacts, ModelFacts | None]] = Kind("answered", Answered, _pair_keys, any_build=True)
+ANSWERED: Kind[Answered, [ModelFacts, ModelFacts | None]] = Kind("answered", Answered, _pair_key, any_build=True)

@@ -73,8 +73,8 @@ class Measurements:
         Our kernels take about as long in each build, and decoding corrects the difference; measuring again takes a
         minute.
         """
-        keys = kind.keys(self._setting, *about, **named)
-        found = (self._load(kind, key) for key in (*keys, *self._of_other_builds(kind, keys[0], about)))
+        key = kind.key(self._setting, *about, **named)
+        found = (self._load(kind, each) for each in (key, *self._of_other_builds(kind, key, about)))
         return next((each for each in found if each is not None), None)
 
     def save(self, kind: Kind[T, P], value: T, *about: P.args, **named: P.kwargs) -> None:
@@ -83,7 +83,7 @@ class Measurements:
             before = self.load(kind, *about, **named)
             if before is not None and kind.keeps(before, value):
                 return
-        key = kind.keys(self._setting, *about, **named)[0]
+        key = kind.key(self._setting, *about, **named)
         path = self.folder / _file_name(kind, key)
         document = {"schema_version": SCHEMA_VERSION, "key": dict(key), kind.name: kind.stored(value)}
         try:
@@ -97,7 +97,7 @@ class Measurements:
 
     def forget(self, kind: Kind[T, P], *about: P.args, **named: P.kwargs) -> None:
         """Delete an old measurement that newer ones of its setting contradict, or that could not be made again."""
-        key = kind.keys(self._setting, *about, **named)[0]
+        key = kind.key(self._setting, *about, **named)
         for each in (key, *self._of_other_builds(kind, key, about)):
             path = self.folder / _file_name(kind, each)
             self._unwritten.pop(path.name, None)

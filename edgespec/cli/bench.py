@@ -38,7 +38,7 @@ from edgespec.cli.terminal.output import (
     time_left,
 )
 from edgespec.errors import EdgespecError, InvalidRequestError
-from edgespec.files.disk import is_folder, is_there, megabytes
+from edgespec.files.disk import counted, is_folder, is_there, megabytes
 from edgespec.files.home import home
 
 # Tokens of an answer. So the suite "quick", with the calibration of a first run, takes less than three minutes where
@@ -133,7 +133,7 @@ def bench(
     from edgespec.bench.repeats import run_until_quiet
     from edgespec.bench.report import bench_report
     from edgespec.bench.run import RunSettings
-    from edgespec.bench.runtimes import REST_S, runtimes_json
+    from edgespec.bench.runtimes import REST_S
     from edgespec.calibration.measurement_store import load_bandwidth
     from edgespec.decoding.sampling import Sampling
     from edgespec.engine.pair.calibration_report import calibration_report
@@ -161,7 +161,7 @@ def bench(
         settings = RunSettings(
             passes=passes, max_tokens=max_tokens, cold=cold, sampling=sampling, rest_s=REST_S if own else 0.0
         )
-        words = f"{_count(len(prompts), 'prompt')}, each answered {2 * passes} times in each way"
+        words = f"{counted(len(prompts), 'prompt')}, each answered {2 * passes} times in each way"
         note(f"{words} ({', '.join((*names, *own))}){_duration(engine, prompts, settings, len(opened))}")
         may_differ = (FASTEST, *own) if same_text else tuple(arm.name for arm in opened)
         with closing(_Progress(may_differ, live=stderr_is_rich() and not state.quiet)) as progress:
@@ -183,7 +183,7 @@ def bench(
             compared={name: model.facts for name, model in own.items()},
         )
         report |= {
-            "runtimes": runtimes_json(times),
+            "runtimes": [each.as_json() for each in times],
             "max_tokens": max_tokens,
             "passes": passes,
             "cold": cold,
@@ -255,10 +255,6 @@ def _duration(engine: Engine, prompts: list[Prompt], settings: RunSettings, arms
     read = sum(len(prompt.prompt) for prompt in prompts) / _CHARACTERS
     read *= arms * (2 * settings.passes if settings.cold else 1 if len(prompts) <= MOST_KEPT else settings.passes)
     return f": {about(step_s * (tokens + read / _READ_AT_ONCE))}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # ------------------------------------------------------------------------------------------ files side by side

@@ -11,6 +11,7 @@ from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, 
 from edgespec.cli.terminal.output import note, print_error, print_json, show
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.errors import EdgespecError, MemoryLimitError
+from edgespec.files.disk import counted
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _stored_words(outcome: dict[str, str]) -> str:
 def _print(report: CalibrationReport) -> None:
     for curve in report.curves:
         ratios = curve["forward_s"]
-        threads = f"{curve['threads']} thread{'s' if curve['threads'] != 1 else ''}"
+        threads = counted(curve["threads"], "thread")
         print(f"{curve['model']} on {curve['device']}, {threads}, after {curve['context']} tokens")
         for width, seconds in zip(curve["width"], ratios, strict=True):
             print(f"  width {width:>2}  {1000 * seconds:8.1f} ms  {seconds / ratios[0]:6.2f}x")

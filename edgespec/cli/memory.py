@@ -15,7 +15,7 @@ from edgespec.cli.options import JsonOption, ProfileOption, resolve_profile, sta
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import note, print_json
 from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
-from edgespec.files.disk import readable_bytes
+from edgespec.files.disk import counted, readable_bytes
 from edgespec.files.home import Home, home
 from edgespec.profiles.profile import USER_FILE, Profile
 
@@ -78,7 +78,7 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
         )
         return
     print(f"history: {'on' if on else 'off'} in `edgespec chat`")
-    print(f"{_answers(answers)}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
+    print(f"{counted(answers, 'answer')}, {tokens} tokens, {readable_bytes(size)}, {user_home.answers}")
     if (last_bytes := _bytes_of(user_home.conversation)) is not None:
         print(f"the last conversation, {readable_bytes(last_bytes)}, {user_home.conversation}")
     if (typed_bytes := _bytes_of(user_home.history)) is not None:
@@ -110,7 +110,7 @@ def _print_prefixes(user_home: Home) -> None:
     if not prefixes:
         return
     size = readable_bytes(sum(each.bytes for each in prefixes))
-    print(f"{_beginnings(len(prefixes))} of conversations in `edgespec serve`, {size}, {user_home.prefixes}")
+    print(f"{counted(len(prefixes), 'beginning')} of conversations in `edgespec serve`, {size}, {user_home.prefixes}")
     for each in prefixes:
         print(f"  {model_of(each)[0] or 'damaged'}: {each.length} tokens, {readable_bytes(each.bytes)}")
 
@@ -166,7 +166,7 @@ def learn(
     if learned.notice is not None:
         note(learned.notice)
     for reason, count in skipped.items():
-        note(f"{count} {'file' if count == 1 else 'files'} left out: {_REASONS[reason]}")
+        note(f"{counted(count, 'file')} left out: {_REASONS[reason]}")
     if json:
         print_json(
             {
@@ -215,13 +215,13 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
         removed = {"path": str(user_home.answers), "bytes": size, "answers": answers, "prefixes": len(prefixes)}
         print_json({"removed": removed})
         return
-    note(f"{_answers(answers)} removed, {readable_bytes(size)}" if kept else "no answers are kept")
+    note(f"{counted(answers, 'answer')} removed, {readable_bytes(size)}" if kept else "no answers are kept")
     if last_bytes is not None:
         note(f"the last conversation removed, {readable_bytes(last_bytes)}")
     if typed_bytes is not None:
         note(f"the lines that you typed removed, {readable_bytes(typed_bytes)}")
     if prefixes:
-        note(f"{_beginnings(len(prefixes))} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
+        note(f"{counted(len(prefixes), 'beginning')} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
 
 
 def _bytes_of(path: Path) -> int | None:
@@ -230,14 +230,6 @@ def _bytes_of(path: Path) -> int | None:
         return path.stat().st_size
     except OSError:
         return None
-
-
-def _answers(count: int) -> str:
-    return "1 answer" if count == 1 else f"{count} answers"
-
-
-def _beginnings(count: int) -> str:
-    return "1 beginning" if count == 1 else f"{count} beginnings"
 
 
 def _kept(user_home: Home) -> list[_Kept]:

@@ -15,7 +15,7 @@ from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
-from edgespec.files.disk import megabytes
+from edgespec.files.disk import counted, megabytes
 from edgespec.files.home import home
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
@@ -135,7 +135,7 @@ def _show_quantisations(choice: QuantisationChoice) -> None:
     """Print a line for each quantisation, and how to choose another."""
     listing, found = choice.listing, choice.found
     where = " in the hub's cache" if listing.cached else ""
-    note(f"{listing.reference()} holds {len(found)} quantisation{'s' if len(found) > 1 else ''}{where}")
+    note(f"{listing.reference()} holds {counted(len(found), 'quantisation')}{where}")
     width = max(len(each.name or "?") for each in found)
     for each in found:
         amount = "" if each.bytes is None else megabytes(each.bytes)

@@ -10,6 +10,7 @@ import typer
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.terminal.output import EXACTNESS_WORDS, about, note, print_json
 from edgespec.errors import EdgespecError
+from edgespec.files.disk import counted
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def verify(
             )
         ways = f"{depths[0]} to {depths[-1]}" if len(depths) > 1 else str(depths[0])
         note(
-            f"{len(selected)} prompt{'s' if len(selected) > 1 else ''}, {max_tokens} tokens, "
+            f"{counted(len(selected), 'prompt')}, {max_tokens} tokens, "
             f"{'greedy' if engine.profile.exactness == 'near' else f'greedy and sampled ({SAMPLED})'}, depths "
             f"{ways}{' and trees' if checks_trees(engine, depths) else ''} against plain decoding"
             + _duration(engine, len(selected) * (1 + len(depths) + checks_trees(engine, depths)), max_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.interfaces.drawing import LogitsArray
+from edgespec.interfaces.drawing import LogitsArray, highest
 
 # The most other tokens to report: OpenAI's limit for ``top_logprobs``.
 MOST_TOP = 20
@@ -37,19 +37,8 @@ def token_logprob(scores: LogitsArray, token: int, top: int) -> TokenLogprob:
     """
     peak = float(scores.max())
     total = peak + math.log(float(np.exp(scores.astype(np.float64) - peak).sum()))
-    best = [each for each in _highest(scores, min(top, len(scores))) if scores[each] > -math.inf]
+    likely = highest(scores, top).tolist() if top else []
+    best = [each for each in likely if scores[each] > -math.inf]
     return TokenLogprob(
         token, float(scores[token]) - total, tuple((each, float(scores[each]) - total) for each in best)
     )
-
-
-def _highest(scores: LogitsArray, count: int) -> list[int]:
-    """The ids of the ``count`` highest scores, the highest first; ties go to the lowest id."""
-    if not count:
-        return []
-    border = np.partition(scores, len(scores) - count)[len(scores) - count]
-    likely = np.flatnonzero(
-        scores >= border
-    )  # all ties at the border: the ids decide, not the order of the partition
-    best: list[int] = likely[np.argsort(-scores[likely], kind="stable")][:count].tolist()
-    return best

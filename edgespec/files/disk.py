@@ -1,4 +1,4 @@
-"""Checks of free disk space before writing, and errors for a full disk."""
+"""Checks of free disk space before writing, errors for a full disk, and amounts as words."""
 
 from __future__ import annotations
 
@@ -75,6 +75,11 @@ def gib(count: int) -> str:
 def megabytes(count: float) -> str:
     """Bytes for a message, in whole megabytes (10^6 bytes)."""
     return f"{count / 1e6:.0f} MB"
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """The number and its noun: "1 thread", "2 threads". ``several`` is the plural, if it is not ``one`` with an s."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def free_bytes(path: Path) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -83,15 +83,22 @@ class Job:
             raise CancelledError(message)
 
 
-def follow(steps: Generator[float, None, T], label: str, progress: LoadProgress) -> T:
-    """Run ``steps``, which yield the finished fraction, and return their result."""
+def follow(
+    steps: Generator[float, None, T],
+    label: str,
+    progress: LoadProgress,
+    around: AbstractContextManager[object] | None = None,
+) -> T:
+    """Run ``steps``, which yield the finished fraction, each inside ``around``, and return their result."""
     with closing(steps):
         while True:
             try:
-                progress(Loading(label, next(steps)))
+                with around or nullcontext():
+                    fraction = next(steps)
             except StopIteration as done:
                 result: T = done.value
                 return result
+            progress(Loading(label, fraction))
 
 
 QUIET = Job()

@@ -340,8 +340,14 @@ def _ranked(scores: LogitsArray, count: int) -> IdArray:
             best.append(index)
             left[index] = -np.inf
         return np.array(best, dtype=np.int64)
+    return highest(scores, count)
+
+
+def highest(scores: FloatArray | LogitsArray, count: int) -> IdArray:
+    """Columns of the ``count`` highest scores, at most of all, best first; ties go to the lowest column."""
     columns = np.arange(len(scores))
     if count < len(scores):
+        # All at the border, so that ties there are decided by column, not by chance.
         border = np.partition(scores, len(scores) - count)[len(scores) - count]
         columns = np.flatnonzero(scores >= border)
     order: IdArray = columns[np.argsort(-scores[columns], kind="stable")][:count]

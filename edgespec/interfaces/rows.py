@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.errors import NonFiniteLogitsError, StaleRowsError
-from edgespec.interfaces.drawing import Drawn, DrawRequest, FloatArray, IdArray, LogitsArray, draw_from
+from edgespec.interfaces.drawing import Drawn, DrawRequest, FloatArray, IdArray, LogitsArray, draw_from, highest
 
 __all__ = ["Distribution", "FloatArray", "IdArray", "LogitsArray", "Rows"]
 
@@ -59,10 +59,7 @@ class Rows:
         scores = np.empty((self.count, k), dtype=np.float32)
         for i in range(self.count):
             row = self._row(i)
-            # Everything at or above the k-th score, so that a tie at the border is decided by id, not by chance.
-            border = np.partition(row, len(row) - k)[len(row) - k]
-            candidates = np.flatnonzero(row >= border)
-            order = candidates[np.argsort(-row[candidates], kind="stable")][:k]
+            order = highest(row, k)
             ids[i], scores[i] = order, row[order]
         return ids, scores
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.errors import MemoryLimitError
-from edgespec.files.disk import gib
+from edgespec.files.disk import counted, gib
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ALL_KEPT, WindowedLayers
@@ -162,10 +162,10 @@ class MemoryUse:
         if needed <= self.left_bytes:
             return
         share = f", of which the drafter's cache takes {gib(drafting)}" if drafting else ""
-        count = len(self.sessions)
+        sessions = counted(len(self.sessions), "open session")
         raise MemoryLimitError(
             f"{asked} about {gib(needed)} more{share}, and {gib(self.left_bytes)} of {gib(self.allowed_bytes)} are "
-            f"left: the models and {count} open session{'' if count == 1 else 's'} take {gib(self.taken_bytes)}",
+            f"left: the models and {sessions} take {gib(self.taken_bytes)}",
             needed_bytes=needed,
             available_bytes=max(0, self.left_bytes),
             hint=hint,

@@ -18,6 +18,7 @@ from edgespec.errors import (
     ProfileError,
     RuntimeUnavailableError,
 )
+from edgespec.files.disk import counted
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.machine import Machine
@@ -308,7 +309,7 @@ def choose_threads(profile: Profile, machine: Machine, max_threads: int | None) 
     """
     threads = machine.physical_cores if profile.threads == "auto" else profile.threads
     if profile.threads != "auto" and threads > machine.logical_cores:
-        processors = f"{machine.logical_cores} processor{'s' if machine.logical_cores > 1 else ''}"
+        processors = counted(machine.logical_cores, "processor")
         raise ProfileError(
             f"{profile.origins.get('threads', 'threads')}: {threads} threads are more than the {processors} that "
             "this process may use",
@@ -391,7 +392,7 @@ def other_caches(target: LoadedModel) -> list[Mapping[str, Any]]:
 
 def setting_words(facts: ModelFacts) -> str:
     """The distinctive settings of a model, in short words."""
-    parts = [f"{facts.threads} thread{'s' if facts.threads != 1 else ''}", f"a {facts.kv_type} cache"]
+    parts = [counted(facts.threads, "thread"), f"a {facts.kv_type} cache"]
     if not facts.settings.get("flash_attention", True):
         parts.append("no flash attention")
     if not facts.settings.get("repack", True):

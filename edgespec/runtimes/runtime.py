@@ -28,6 +28,7 @@ class Device:
     """A device that a runtime can compute on. ``name`` is the runtime's name for it; unknown bytes are None.
 
     ``igpu`` is a GPU in the processor; ``accel`` a library that helps the CPU (a BLAS, say) and holds no models.
+    ``handle`` is a native runtime's pointer to it.
     """
 
     runtime: str
@@ -36,6 +37,7 @@ class Device:
     description: str
     free_bytes: int | None = None
     total_bytes: int | None = None
+    handle: int = 0
 
     @property
     def memory(self) -> str:
@@ -49,7 +51,7 @@ class Device:
         return self.kind in ("gpu", "igpu", "npu")
 
     def as_json(self) -> dict[str, Any]:
-        """Every field, and ``memory``."""
+        """Every field but ``handle``, and ``memory``."""
         return {
             "runtime": self.runtime,
             "name": self.name,

@@ -20,7 +20,6 @@ from edgespec.bench.runtimes import (
     arm_names,
     measure_runtimes,
     runtime_lines,
-    runtimes_json,
 )
 from edgespec.calibration.timing import WIDTHS
 from edgespec.errors import ForwardError, InvalidRequestError
@@ -241,19 +240,18 @@ PAIR = (
 
 
 def test_the_runtimes_json_has_the_documented_keys() -> None:
-    first, second = runtimes_json(PAIR)
+    first, second = (each.as_json() for each in PAIR)
     assert first == {
         "name": "llama:big", "arm": "plain", "model": "big", "runtime": "llama", "device": "cpu", "threads": 1,
         "settings": {"kv_type": "f32"}, "context": 96, "width": [1, 2], "forward_s": [0.040, 0.060],
         "weight_bytes": 1, "bytes_per_forward": 400_000_000, "t1_ratio": 1.0, "t1_ratio_range": [0.9, 1.1],
     }  # fmt: skip
     assert (second["threads"], second["weight_bytes"], second["t1_ratio"]) == (2, 5, 0.75)
-    assert runtimes_json(()) == []
 
 
 def test_the_printed_runtimes_show_times_and_bytes() -> None:
     assert runtime_lines(()) == ()
-    assert runtime_lines(runtimes_json(PAIR)) == (
+    assert runtime_lines([each.as_json() for each in PAIR]) == (
         "a forward of one token after 96, measured alternately",
         "  llama:big      T(1)   40.00 ms, 400 MB read",
         "  onnx:big-onnx  T(1)   30.00 ms, 300 MB read; 0.75x (0.68-0.83) of llama:big's time, 0.75x of its bytes",
@@ -262,4 +260,4 @@ def test_the_printed_runtimes_show_times_and_bytes() -> None:
 
 def test_unknown_bytes_have_no_ratio_in_the_printed_runtimes() -> None:
     unknown = (times("llama:big", 0.040, 1.0, bytes_per_forward=0), PAIR[1])
-    assert runtime_lines(runtimes_json(unknown))[2].endswith("of llama:big's time")
+    assert runtime_lines([each.as_json() for each in unknown])[2].endswith("of llama:big's time")

@@ -365,3 +365,10 @@ def test_free_space_is_checked_at_the_nearest_existing_folder(
 @pytest.mark.parametrize(("count", "text"), [(999, "999 bytes"), (1_117_320_768, "1.1 GB"), (98_362_432, "98.4 MB")])
 def test_byte_counts_are_shown_in_decimal_units(count: int, text: str) -> None:
     assert disk.readable_bytes(count) == text
+
+
+def test_only_one_thing_is_named_in_the_singular() -> None:
+    assert [disk.counted(number, "quantisation") for number in (0, 1, 2)] == [
+        "0 quantisations", "1 quantisation", "2 quantisations",
+    ]  # fmt: skip
+    assert [disk.counted(number, "guess", "guesses") for number in (1, 3)] == ["1 guess", "3 guesses"]

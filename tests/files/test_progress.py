@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Generator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import edgespec
 from edgespec.errors import CancelledError
-from edgespec.files.progress import QUIET, Job, ProgressEvent
+from edgespec.files.progress import QUIET, Job, Loading, ProgressEvent, follow
 
 # Engine.load, an answer's cancelled tokens, Job.of, and room for public functions to come.
 MOST_SIGNATURES = 12
@@ -41,6 +43,25 @@ def test_a_job_of_a_public_functions_arguments_has_them() -> None:
         Job.of(events.append, lambda: True).check("stop")
     Job.of(events.append, None).tell("writing", "x")
     assert len(events) == 1
+
+
+def test_each_step_is_done_inside_the_context_and_told_outside_of_it() -> None:
+    told: list[object] = []
+
+    class Around(nullcontext[None]):
+        def __enter__(self) -> None:
+            told.append("in")
+
+        def __exit__(self, *_exception: object) -> None:
+            told.append("out")
+
+    def steps() -> Generator[float, None, str]:
+        yield 0.5
+        told.append("last")
+        return "done"
+
+    assert follow(steps(), "measuring", told.append, Around()) == "done"
+    assert told == ["in", "out", Loading("measuring", 0.5), "in", "last", "out"]
 
 
 def test_progress_and_cancelling_travel_as_a_job() -> None:

@@ -29,9 +29,9 @@ from edgespec.placement.prepared import Preparation
 from edgespec.planning.choice.options import HEADROOM_BYTES
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.onnx.session import OnnxSettings
+from edgespec.runtimes.runtime import Device
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.native_devices import gpu

@@ -18,13 +18,12 @@ from edgespec.placement.candidates import Placement, Placements, default_setting
 from edgespec.placement.prepared import Preparation
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import LlamaLibrary
 from edgespec.runtimes.native import runtime as native_runtime
 from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.runtime import NativeRuntime
 from edgespec.runtimes.onnx.session import OnnxSettings
-from edgespec.runtimes.runtime import Settings
+from edgespec.runtimes.runtime import Device, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store

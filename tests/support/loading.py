@@ -20,7 +20,9 @@ from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.onnx import model as onnx
 from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.runtimes.onnx.session import OnnxSettings
-from edgespec.runtimes.process.model import StartingWorker, WorkerModel
+from edgespec.runtimes.process.frames import LoadRequest
+from edgespec.runtimes.process.model import WorkerModel
+from edgespec.runtimes.process.settings import StartingWorker, WorkerSettings
 
 __all__ = ["load_model", "load_native", "load_onnx", "located", "start_model"]
 
@@ -75,6 +77,6 @@ def load_onnx(
     return onnx.load_onnx(located(source, name=name, sha256=sha256), settings)
 
 
-def start_model(*request: Any, **how: Any) -> WorkerModel:
+def start_model(request: LoadRequest, **how: Any) -> WorkerModel:
     """A model in another process, once it is loaded."""
-    return StartingWorker(*request, **how).wait()
+    return StartingWorker(request, WorkerSettings(**how)).wait()

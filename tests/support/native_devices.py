@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.runtimes.llama.devices import Device
+from edgespec.runtimes.runtime import Device, DeviceKind
 
 CPU, GPU, IGPU, ACCEL = 0, 1, 2, 3
 
@@ -42,8 +42,16 @@ class NativeLibrary:
         self.ggml_backend_dev_memory = memory
 
 
-def gpu(name: str = "Vulkan0", *, kind: str = "gpu", free: int | None = 2**33, total: int | None = 2**34) -> Device:
+def gpu(
+    name: str = "Vulkan0", *, kind: DeviceKind = "gpu", free: int | None = 2**33, total: int | None = 2**34
+) -> Device:
     """A listed device without a driver."""
     return Device(
-        name=name, description=f"the {name}", kind=kind, free_bytes=free, total_bytes=total, handle=0xABC0 + len(name)
+        runtime="llama",
+        name=name,
+        description=f"the {name}",
+        kind=kind,
+        free_bytes=free,
+        total_bytes=total,
+        handle=0xABC0 + len(name),
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.library import load
+from edgespec.runtimes.runtime import Device
 
 needs_vulkan = pytest.mark.skipif(
     not os.environ.get("EDGESPEC_TEST_VULKAN"), reason="needs llama.cpp's Vulkan backend: `make test-vulkan`"

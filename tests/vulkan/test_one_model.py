@@ -15,9 +15,9 @@ import pytest
 import edgespec
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.runtimes.llama.context import LlamaSettings
-from edgespec.runtimes.llama.devices import Device
 from edgespec.runtimes.llama.model import LlamaModel
 from edgespec.runtimes.llama.runtime import LlamaRuntime
+from edgespec.runtimes.runtime import Device
 from edgespec.runtimes.table import list_devices
 from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf

@@ -36,6 +36,7 @@ from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.files.disk import counted
 from edgespec.files.home import home
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
@@ -252,5 +253,4 @@ def continues(messages: Sequence[Mapping[str, Any]]) -> str:
     """A line that says which conversation is continued."""
     asked = [str(message["content"]) for message in messages if message["role"] == "user"]
     last = shorten(asked[-1], 60, placeholder=" …") if asked else ""
-    turns = f"{len(asked)} turn{'' if len(asked) == 1 else 's'}"
-    return f"the last conversation continues: {turns}, the last one: {last}"
+    return f"the last conversation continues: {counted(len(asked), 'turn')}, the last one: {last}"

@@ -23,7 +23,7 @@ from edgespec.cli.terminal.output import note, stdout_is_rich
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
 from edgespec.errors import InvalidRequestError
-from edgespec.files.disk import expanded, readable_bytes
+from edgespec.files.disk import counted, expanded, readable_bytes
 from edgespec.text.grammar.form import form_of
 
 # Each command's usage, and what the command does, on one line of 80 columns: /help fits 80x24.
@@ -324,7 +324,7 @@ class Commands:
 
 def copy(text: str) -> str:
     """Put a text into the terminal's clipboard and return a message about the result."""
-    count = f"{len(text)} character{'' if len(text) == 1 else 's'}"
+    count = counted(len(text), "character")
     named = os.environ.get("TERM", "" if sys.platform == "win32" else "dumb")  # Windows sets no TERM
     if not sys.stdout.isatty() or named in ("dumb", "linux"):
         return "this terminal has no clipboard"
@@ -384,8 +384,7 @@ def _path(text: str) -> str:
 
 
 def _turns(talk: Talk) -> str:
-    count = sum(message["role"] == "user" for message in talk.session.messages)
-    return f"{count} turn{'' if count == 1 else 's'}"
+    return counted(sum(message["role"] == "user" for message in talk.session.messages), "turn")
 
 
 def _shortened(text: str) -> str:

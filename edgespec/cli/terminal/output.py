@@ -19,7 +19,7 @@ from typing import Any, TextIO, TypeVar
 
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import ESCAPES, EdgespecError, InvalidRequestError
-from edgespec.files.disk import megabytes
+from edgespec.files.disk import counted, megabytes
 from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
 SCHEMA_VERSION = 1
@@ -179,8 +179,7 @@ def show(line: str) -> None:
 
 def about(seconds: float) -> str:
     """A duration in words, rounded up to minutes."""
-    minutes = math.ceil(seconds / 60)
-    return "less than a minute" if seconds < 60 else f"about {minutes} minute{'s' if minutes > 1 else ''}"
+    return "less than a minute" if seconds < 60 else f"about {counted(math.ceil(seconds / 60), 'minute')}"
 
 
 def time_left(seconds: float) -> str:

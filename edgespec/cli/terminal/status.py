@@ -13,6 +13,7 @@ from edgespec.cli.terminal.output import EXACTNESS_WORDS, NARROWEST, note, print
 from edgespec.cli.terminal.reading import ReadingLine
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Notice, Reading, Text
+from edgespec.files.disk import counted
 
 if TYPE_CHECKING:
     from edgespec.cli.terminal.answer_view import AnswerView
@@ -146,7 +147,7 @@ def print_done(done: Done, status: StatusLine, *, as_json: bool, instead: str | 
 def _parts(done: Done) -> list[str]:
     """The speed, what guessing gained, and what is not as usual."""
     speed = done.stats.decode_tokens_per_s
-    parts = [_count(done.stats.emitted_tokens, "token") if speed is None else f"{rounded(speed)} tok/s"]
+    parts = [counted(done.stats.emitted_tokens, "token") if speed is None else f"{rounded(speed)} tok/s"]
     times = _gain(done)
     if times is not None:
         parts.append(f"{times:.1f}x")
@@ -178,7 +179,7 @@ def _ending(done: Done) -> list[str]:
 def _all_parts(done: Done) -> list[str]:
     stats = done.stats
     speed = stats.decode_tokens_per_s
-    parts = [_count(stats.emitted_tokens, "token") if speed is None else f"{speed:.1f} tok/s"]
+    parts = [counted(stats.emitted_tokens, "token") if speed is None else f"{speed:.1f} tok/s"]
     if stats.proposed:
         times = _gain(done)
         if times is not None:
@@ -206,7 +207,7 @@ _COPIES = {
 
 def _guesses(done: Done) -> str:
     stats = done.stats
-    guesses = f"{stats.accepted} of {_count(stats.proposed, 'guess', 'guesses')} right"
+    guesses = f"{stats.accepted} of {counted(stats.proposed, 'guess', 'guesses')} right"
     # Draft models come first.
     sources = sorted(stats.rounds_by_source, key=lambda source: source != "model")
     return f"{guesses} ({' + '.join(_drafter(done, source) for source in sources)})" if sources else guesses
@@ -227,17 +228,13 @@ def _same_text(done: Done) -> str:
     return "same probabilities as without guessing, but not the same text"
 
 
-def _count(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
-
-
 def stats_lines(done: Done) -> list[str]:
     """The counters of an answer as lines of text, rounded and with units."""
     stats = done.stats
     cached = f", {stats.cached_tokens} of them cached" if stats.cached_tokens else ""
     rows = [
-        ("prompt", _count(stats.prompt_tokens, "token") + cached),
-        ("answer", _count(stats.emitted_tokens, "token") + _per_second(stats.decode_tokens_per_s)),
+        ("prompt", counted(stats.prompt_tokens, "token") + cached),
+        ("answer", counted(stats.emitted_tokens, "token") + _per_second(stats.decode_tokens_per_s)),
         ("first token", _seconds(stats.ttft_s)),
         ("decoding", _seconds(stats.decode_s)),
         ("  target", _seconds(stats.verify_s)),
@@ -255,7 +252,7 @@ def stats_lines(done: Done) -> list[str]:
         rows.append(("gain", "not measured" if times is None else _times(times)))
         rows.append(("text", _same_text(done)))
     if stats.invalid_proposals:
-        rows.append(("malformed", _count(stats.invalid_proposals, "guess", "guesses")))
+        rows.append(("malformed", counted(stats.invalid_proposals, "guess", "guesses")))
     if not done.sampling.greedy:
         rows.append(("seed", str(done.sampling.seed)))
     if done.speculation_off:
@@ -263,10 +260,10 @@ def stats_lines(done: Done) -> list[str]:
     return [f"{name:{STATS_COLUMNS}}{value}" for name, value in rows]
 
 
-def _in_rounds(counted: Sequence[tuple[object, int]]) -> str:
+def _in_rounds(rounds: Sequence[tuple[object, int]]) -> str:
     """Counts of rounds in words, for example ``none in 7 rounds, 1 in 20``."""
-    first, *others = counted or [("none", 0)]
-    words = [f"{first[0] or 'none'} in {_count(first[1], 'round')}"]
+    first, *others = rounds or [("none", 0)]
+    words = [f"{first[0] or 'none'} in {counted(first[1], 'round')}"]
     return ", ".join(words + [f"{what} in {count}" for what, count in others])
 
 

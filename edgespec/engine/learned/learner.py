@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,7 @@ class TextLearner:
     def known(self) -> Learned:
         """What the index holds."""
         texts, notice = self._texts()
-        return self._described(texts, notice=notice)
+        return self._described(texts, notice)
 
     def learn(self, paths: Sequence[Path], tokenizer: Tokenizer) -> Generator[float, None, Learned]:
         """Index the text files of ``paths`` (files and folders); they replace what was learned from there.
@@ -119,13 +119,9 @@ class TextLearner:
                 room -= len(text.tokens) + 1
                 added += 1
             self._save(texts)
-        return self._described(
-            texts,
-            added_files=added,
-            removed_files=removed,
-            skipped=tuple(sorted(skipped.items())),
-            notice=notice,
-        )
+        described = self._described(texts, notice)
+        left_out = tuple(sorted(skipped.items()))
+        return replace(described, added_files=added, removed_files=removed, skipped=left_out)
 
     def _texts(self) -> tuple[list[Text], str | None]:
         """The indexed texts, and a sentence about a damaged file, which is set aside.
@@ -156,23 +152,12 @@ class TextLearner:
                 hint="close programs that use it, such as a chat, and try again",
             ) from error
 
-    def _described(
-        self,
-        texts: list[Text],
-        *,
-        added_files: int = 0,
-        removed_files: int = 0,
-        skipped: tuple[tuple[str, int], ...] = (),
-        notice: str | None = None,
-    ) -> Learned:
+    def _described(self, texts: list[Text], notice: str | None) -> Learned:
         return Learned(
             path=self._path,
             bytes=self._path.stat().st_size if texts else 0,
             tokens=sum(len(text.tokens) for text in texts),
             names=tuple(text.name for text in texts),
-            added_files=added_files,
-            removed_files=removed_files,
-            skipped=skipped,
             notice=notice,
         )
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from edgespec.calibration.kinds import TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
-from edgespec.calibration.timing import QUICK, ModelTimes, measure_target
+from edgespec.calibration.timing import QUICK, measure_target
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.pair.drafter_choice import choose_drafter, find_drafter_of, prepared_drafter
 from edgespec.engine.pair.loaded_pair import LoadedPair
@@ -19,7 +18,7 @@ from edgespec.engine.pair.target_setting import place_target
 from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
-from edgespec.files.progress import Job, Loading, LoadProgress
+from edgespec.files.progress import Job, Loading, LoadProgress, follow
 from edgespec.hardware.machine import Machine, describe_machine
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
@@ -222,17 +221,10 @@ def _measure(
         scope = replace(QUICK, complete=complete)
         steps = measure_target(model, request.context_length, scope)
         neighbours = Neighbours()
-        exclusive = store.exclusive(own_home.locks, wait=True, waiting=lambda: tell(WAITING))
-        with exclusive, closing(steps):
-            while True:
-                try:
-                    with neighbours:
-                        done = next(steps)
-                    tell(Loading(f"measuring {model.facts.name}", done))
-                except StopIteration as end:
-                    times, probe = cast("tuple[ModelTimes, WidthProbe]", end.value)
-                    store.save(TIMES, replace(times, busy=neighbours.share if neighbours.busy else 0.0), model.facts)
-                    return probe
+        with store.exclusive(own_home.locks, wait=True, waiting=lambda: tell(WAITING)):
+            times, probe = follow(steps, f"measuring {model.facts.name}", tell, neighbours)
+            store.save(TIMES, replace(times, busy=neighbours.share if neighbours.busy else 0.0), model.facts)
+        return probe
 
     return measure
 

@@ -524,14 +524,6 @@ def _called(method: weakref.WeakMethod[Callable[[], Model]]) -> Model:
 IDLE_S = 0.5
 
 
-class Answers(Protocol):
-    """Knows whether an answer is running."""
-
-    @property
-    def answering(self) -> bool:
-        """Whether an answer is running."""
-
-
 class Reader(Protocol):
     """A session whose drafter reads ahead."""
 
@@ -548,7 +540,7 @@ class ReadAhead:
     Thread-safe. Keeps no engine and no session alive.
     """
 
-    def __init__(self, owner: Answers, idle_s: float = IDLE_S) -> None:
+    def __init__(self, owner: LoadedPair, idle_s: float = IDLE_S) -> None:
         self._owner = weakref.ref(owner)
         self._idle_s = idle_s
         self._lock = threading.Lock()
@@ -579,7 +571,7 @@ class ReadAhead:
                     timer.start()
 
 
-def _begin(reference: Callable[[], Answers | None], reading: Callable[[], Reader | None]) -> None:
+def _begin(reference: Callable[[], LoadedPair | None], reading: Callable[[], Reader | None]) -> None:
     owner, reader = reference(), reading()
     if owner is not None and reader is not None and not owner.answering:
         reader.read_ahead()

@@ -16,6 +16,7 @@ from edgespec.calibration.priors import (
     expected_plain_s,
 )
 from edgespec.calibration.timing import ModelTimes
+from edgespec.files.disk import counted
 from edgespec.interfaces.drafting import COPIES, FORCED, MODEL
 from edgespec.interfaces.model import HOST, ModelFacts
 from edgespec.interfaces.policy import DepthPolicy
@@ -97,8 +98,7 @@ class PairMeasurements:
         """The plan's first reasons: where the target runs, and which measurements were ignored."""
         layers = self.target.settings.get("gpu_layers", EVERY_LAYER)
         some = "" if layers == EVERY_LAYER else f", {layers} of its layers"
-        threads = f"{self.target.threads} thread{'s' if self.target.threads != 1 else ''}"
-        where = f"{self.target.name}{some} on {self.target.device}, {threads}"
+        where = f"{self.target.name}{some} on {self.target.device}, {counted(self.target.threads, 'thread')}"
         notes = [Reason("target_place", where)]
         settled = self.store.settled(PLACE, self.target)
         if settled.chosen is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgespec.files.disk import gib
+from edgespec.files.disk import counted, gib
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.options import HEADROOM_BYTES, Candidate, DrafterOption, Rejected, TargetOption
 from edgespec.planning.choice.plan import Exactness, Mode
@@ -337,7 +337,7 @@ def taken_bytes(target: TargetOption, drafters: Iterable[DrafterOption]) -> dict
 
 def guesses(count: int, kind: str = "") -> str:
     """ "N guesses", with an optional ``kind``."""
-    return f"{count} {kind}guess{'es' if count != 1 else ''}"
+    return counted(count, f"{kind}guess", f"{kind}guesses")
 
 
 def rate(tokens_per_s: float) -> str:

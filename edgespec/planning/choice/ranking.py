@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from edgespec.errors import MemoryLimitError
+from edgespec.files.disk import counted
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.evaluation import Evaluation, memory_not_known, no_room, rate
@@ -267,7 +268,7 @@ def _differing(facts: ModelFacts, similar: Sequence[ModelFacts], *, settings: bo
         parts.append(facts.runtime)
         similar = [other for other in similar if other.runtime == facts.runtime]
     if len({other.threads for other in similar}) > 1:
-        parts.append(f"{facts.threads} thread{'s' if facts.threads > 1 else ''}")
+        parts.append(counted(facts.threads, "thread"))
     if settings:
         own, *others = ({**each.settings, "kv_type": each.kv_type} for each in (facts, *similar))
         for key in sorted({key for one in others for key in one}):

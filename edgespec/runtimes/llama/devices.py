@@ -7,17 +7,14 @@ be missing or repeated, memory may exceed what any machine has. So every answer 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
+from edgespec.runtimes.runtime import Device, DeviceKind
 
 # ggml-backend.h's GGML_BACKEND_DEVICE_TYPE_*.
-_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
-
-# Kinds that weights can be put on: "accel" only speeds up what the CPU holds.
-_HOLDING = ("gpu", "igpu")
+_KINDS: Mapping[int, DeviceKind] = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 
 # ggml splits a graph over 16 backends at most (GGML_SCHED_MAX_BACKENDS); no machine has four times as many.
 _MOST_DEVICES = 64
@@ -29,28 +26,6 @@ _LONGEST_TEXT = 120
 
 # Layers of a model, as llama.cpp counts them: more than any model has; llama.cpp clamps the number.
 EVERYTHING = 999
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """A device llama.cpp can compute on, by its backend's name, which is unique in a list.
-
-    ``kind`` is ``cpu``, ``gpu``, ``igpu`` (a GPU in the machine's memory), ``accel`` (a library that helps the CPU,
-    such as a BLAS) or ``other``. Bytes are None if the backend does not report them, reports impossible ones, or was
-    not asked.
-    """
-
-    name: str
-    description: str
-    kind: str
-    free_bytes: int | None
-    total_bytes: int | None
-    handle: int
-
-    @property
-    def holds_models(self) -> bool:
-        """Whether weights can be put on this device. False for the CPU, which needs no device for that."""
-        return self.kind in _HOLDING
 
 
 def list_devices(*libraries: Any, with_memory: bool = True) -> tuple[Device, ...]:
@@ -90,6 +65,7 @@ def list_devices(*libraries: Any, with_memory: bool = True) -> tuple[Device, ...
         first_cpu = kind == "cpu" and all(other.kind != "cpu" for other in found)
         found.append(
             Device(
+                runtime="llama",
                 name="cpu" if first_cpu else _unlike(name, taken),
                 description=_text(description_of(handle)),
                 kind=kind,

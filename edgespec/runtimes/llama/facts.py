@@ -10,9 +10,9 @@ from edgespec.files.model_file import LocatedModel
 from edgespec.hardware.drivers import gpu_drivers
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
-from edgespec.runtimes.llama.devices import Device, find_device
+from edgespec.runtimes.llama.devices import find_device
 from edgespec.runtimes.llama.library import LlamaLibrary, load
-from edgespec.runtimes.runtime import mixture_of
+from edgespec.runtimes.runtime import Device, mixture_of
 
 
 def describe_model(file: LocatedModel, settings: LlamaSettings) -> ModelFacts:

@@ -18,7 +18,8 @@ from typing import Any
 
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.files.installation import install_command
-from edgespec.runtimes.llama.devices import Device, list_devices
+from edgespec.runtimes.llama.devices import list_devices
+from edgespec.runtimes.runtime import Device
 
 MINIMUM_VERSION = "0.3.36"
 

@@ -21,10 +21,11 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, Rows
 from edgespec.runtimes.llama.context import KV_TYPES, AbortFlag, LlamaRows, LlamaSettings, NativeContext
-from edgespec.runtimes.llama.devices import Device, place
+from edgespec.runtimes.llama.devices import place
 from edgespec.runtimes.llama.facts import describe_model, device_of, usable_settings, without_tiles
 from edgespec.runtimes.llama.library import LlamaLibrary, load
 from edgespec.runtimes.llama.trimmed import TrimmedVocabulary
+from edgespec.runtimes.runtime import Device
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length, with_changes
 from edgespec.runtimes.thread import WorkerThread
 

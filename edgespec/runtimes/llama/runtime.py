@@ -10,13 +10,11 @@ from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
 from edgespec.interfaces.model import HOST, ModelFacts
-from edgespec.runtimes.llama import devices, library
+from edgespec.runtimes.llama import library
 from edgespec.runtimes.llama.context import KV_TYPES, LlamaSettings
 from edgespec.runtimes.llama.facts import describe_model, usable_settings, without_tiles
 from edgespec.runtimes.llama.model import LlamaModel, load_model
-from edgespec.runtimes.runtime import AS_FILED, Device, DeviceKind, DraftForm, Runtime
-
-_KINDS: Mapping[str, DeviceKind] = {"cpu": "cpu", "gpu": "gpu", "igpu": "igpu", "accel": "accel"}
+from edgespec.runtimes.runtime import AS_FILED, Device, DraftForm, Runtime
 
 # GPU kernels are built for keys and values of one type only.
 _GPU_CACHE = "q8_0"
@@ -77,7 +75,7 @@ class LlamaRuntime(Runtime):
         if wanted == "auto":
             gpus = (gpu for gpu in self.gpus() if gpu.kind == "gpu")
             return next((gpu.name for gpu in gpus if (gpu.free_bytes or 0) > needed_bytes), HOST)
-        names = (device.name for device in _list(with_memory=False))
+        names = (device.name for device in library.load().devices(with_memory=False))
         return next((name for name in names if name.lower() == wanted.lower()), wanted)
 
     def gpus(self) -> tuple[Device, ...]:
@@ -88,13 +86,13 @@ class LlamaRuntime(Runtime):
             return ()
         return tuple(sorted(found, key=lambda device: device.kind == "igpu"))
 
-    def list_devices(self) -> list[Device]:
-        return _list(with_memory=True)
+    def list_devices(self) -> Sequence[Device]:
+        return library.load().devices()
 
     def has_own_memory(self, device: str) -> bool:
         if device == HOST:
             return False
-        found = (one for one in _list(with_memory=False) if one.name.lower() == device.lower())
+        found = (one for one in library.load().devices(with_memory=False) if one.name.lower() == device.lower())
         return any(one.memory != HOST for one in found)
 
     def stable_settings(self, preferred: LlamaSettings) -> Sequence[LlamaSettings]:
@@ -118,23 +116,3 @@ class LlamaRuntime(Runtime):
 
     def moved(self, settings: LlamaSettings, other: LlamaSettings) -> LlamaSettings:
         return replace(settings, device=other.device, gpu_layers=other.gpu_layers, kv_type=other.kv_type)
-
-
-def _list(*, with_memory: bool) -> list[Device]:
-    """The devices of the backends; without ``with_memory`` drivers are not woken up to report bytes.
-
-    Raises RuntimeUnavailableError.
-    """
-    return [_device(native) for native in library.load().devices(with_memory=with_memory)]
-
-
-def _device(native: devices.Device) -> Device:
-    told = native.total_bytes is not None and native.total_bytes > 0  # zero of zero means unknown
-    return Device(
-        runtime=LlamaRuntime.name,
-        name=native.name,
-        kind=_KINDS.get(native.kind, "other"),
-        description=native.description,
-        free_bytes=native.free_bytes if told else None,
-        total_bytes=native.total_bytes if told else None,
-    )

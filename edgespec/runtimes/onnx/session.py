@@ -6,11 +6,12 @@ import contextlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import (
     CancelledError,
@@ -259,14 +260,24 @@ class OnnxContext(ABC):
 
 
 @contextlib.contextmanager
-def forward_errors(stop: StopFlag) -> Iterator[None]:
-    """Translate what a native run raises: CancelledError if it was stopped, ForwardError otherwise."""
+def forward_errors(stop: StopFlag, no_memory: Callable[[], Exception] | None = None) -> Iterator[None]:
+    """Translate what a native run raises: CancelledError if it was stopped, ForwardError otherwise.
+
+    ``no_memory`` gives the error for a lack of memory, if that has its own.
+    """
     try:
         yield
     except Exception as error:  # the bindings raise a dozen classes without a common base
         if stop.raised:
             raise CancelledError("the forward was cancelled") from None
+        if no_memory is not None and out_of_memory(error):
+            raise no_memory() from error
         raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
+
+
+def bind(bind_to: Callable[..., None], name: str, array: NDArray[Any], shape: Sequence[int] | None = None) -> None:
+    """Bind an array in memory by ``bind_input`` or ``bind_output``; with a ``shape`` its beginning, in that shape."""
+    bind_to(name, "cpu", 0, array.dtype.type, array.shape if shape is None else shape, array.ctypes.data)
 
 
 class PaddedContext(OnnxContext):

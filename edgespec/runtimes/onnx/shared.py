@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, forward_errors
+from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, bind, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
@@ -24,11 +23,11 @@ class SharedContext(PaddedContext):
         artefact = weights.artefact
         # The padding after the last token needs a position as well.
         capacity = artefact.static_cache or context_length + pad_to - 1
-        self._cache_shape = [1, artefact.head_count_kv, capacity, artefact.key_length]
+        shape = [1, artefact.head_count_kv, capacity, artefact.key_length]
         names = [f"{layer}.{part}" for layer in range(artefact.block_count) for part in ("key", "value")]
         try:
             # Zeros, in pages that take no memory before they are written.
-            self._caches = {name: np.zeros(self._cache_shape, dtype=np.float32) for name in names}
+            self._caches = {name: np.zeros(shape, dtype=np.float32) for name in names}
             self._logits = np.empty((MAX_SCORED_ROWS, artefact.rows), dtype=np.float32)
         except (MemoryError, ValueError) as error:  # ValueError: more elements than an array can have
             raise self._no_memory(context_length, capacity * artefact.kv_bytes_per_token) from error
@@ -36,30 +35,24 @@ class SharedContext(PaddedContext):
         self._total_length = np.zeros((), dtype=np.int32)
         self._binding: Any = weights.session.io_binding()
         for name, array in self._caches.items():
-            self._bind_output(f"present.{name}", array, self._cache_shape)
+            bind(self._binding.bind_output, f"present.{name}", array)
         self._bind_lasting_inputs()
-
-    def _bind_input(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
-        self._binding.bind_input(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-
-    def _bind_output(self, name: str, array: NDArray[Any], shape: list[int]) -> None:
-        self._binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
 
     def _bind_lasting_inputs(self) -> None:
         """Bind everything whose address and shape never change."""
-        self._bind_input("seqlens_k", self._last_position, [1])
-        self._bind_input("total_sequence_length", self._total_length, [])
-        self._bind_input("first_row", self._first_row, [1])
+        bind(self._binding.bind_input, "seqlens_k", self._last_position)
+        bind(self._binding.bind_input, "total_sequence_length", self._total_length)
+        bind(self._binding.bind_input, "first_row", self._first_row)
         for name, array in self._caches.items():
-            self._bind_input(f"past_key_values.{name}", array, self._cache_shape)
+            bind(self._binding.bind_input, f"past_key_values.{name}", array)
 
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
         weights = self._loaded()
         fed, scored = self._feed(ids, rows)
         self._total_length[...] = position + fed
         self._last_position[0] = position + fed - 1
-        self._bind_input("input_ids", self._ids, [1, fed])
-        self._bind_output("logits", self._logits, [1, scored, self._logits.shape[1]])
+        bind(self._binding.bind_input, "input_ids", self._ids, [1, fed])
+        bind(self._binding.bind_output, "logits", self._logits, [1, scored, self._logits.shape[1]])
         if not weights.on_cpu:  # other providers copy inputs to the device when they are bound
             self._bind_lasting_inputs()
         with forward_errors(self._stop):

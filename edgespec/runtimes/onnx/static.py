@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, forward_errors
+from edgespec.runtimes.onnx.session import WIDE_TOKENS, OnnxContext, OnnxWeights, StopFlag, bind, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 # Added to a score, it makes the score's share zero. The least number of float16, in which NPUs compute: a smaller
@@ -108,15 +108,12 @@ class _Forward:
             for which, part in enumerate(("key", "value")):
                 index = 2 * layer + which
                 self._inputs[f"past_key_values.{layer}.{part}"] = cache[index][None]
-                self._bind_output(f"new.{layer}.{part}", self._new[index][None])
+                bind(self._binding.bind_output, f"new.{layer}.{part}", self._new[index][None])
         self._bind_inputs()
 
     def _bind_inputs(self) -> None:
         for name, array in self._inputs.items():
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-
-    def _bind_output(self, name: str, array: FloatArray) -> None:
-        self._binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            bind(self._binding.bind_input, name, array)
 
     def run(self, weights: OnnxWeights, ids: IdArray, position: int, cache: FloatArray, logits: FloatArray) -> None:
         """Feed some tokens, write their rows into ``cache``, and score the last token into ``logits``."""
@@ -129,7 +126,7 @@ class _Forward:
         inputs["past_mask"][0, 0] = past_mask(position, self._width, self._capacity, None)
         if self._window is not None:
             inputs["past_window_mask"][0, 0] = past_mask(position, self._width, self._capacity, self._window)
-        self._bind_output("logits", logits[None, None])
+        bind(self._binding.bind_output, "logits", logits[None, None])
         if not weights.on_cpu:  # other providers copy inputs to the device when they are bound
             self._bind_inputs()
         with weights.turn, forward_errors(self._stop):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import CancelledError, ForwardError
+from edgespec.errors import ForwardError
 from edgespec.interfaces.rows import IdArray
-from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, out_of_memory, said
+from edgespec.runtimes.onnx.session import OnnxWeights, PaddedContext, StopFlag, bind, forward_errors
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS
 
 
@@ -46,18 +46,12 @@ class WholeContext(PaddedContext):
     def decode(self, ids: IdArray, position: int, rows: int) -> int:
         weights = self._loaded()
         fed, scored = self._feed(ids, rows)
-        try:
+        with forward_errors(self._stop, lambda: self._no_memory(self._context_length, self._needed_bytes)):
             if position < self._held:
                 self._cut(weights, position)
             binding = self._bound(weights, fed, scored)
             self._run(weights, binding, fed)
             present = binding.get_outputs()[1:]
-        except Exception as error:  # the bindings raise a dozen classes without a common base
-            if self._stop.raised:
-                raise CancelledError("the forward was cancelled") from None
-            if out_of_memory(error):
-                raise self._no_memory(self._context_length, self._needed_bytes) from error
-            raise ForwardError(f"ONNX Runtime's forward failed: {said(error)}") from error
         wanted = self._shape(position + fed)
         for name, value in zip(self._past, present, strict=True):
             if value.shape() != wanted:
@@ -68,14 +62,9 @@ class WholeContext(PaddedContext):
 
     def _bound(self, weights: OnnxWeights, fed: int, scored: int) -> Any:
         binding = weights.session.io_binding()
-
-        def bind(name: str, array: NDArray[np.int64], shape: list[int]) -> None:
-            binding.bind_input(name, "cpu", 0, np.int64, shape, array.ctypes.data)
-
-        bind("input_ids", self._ids, [1, fed])
-        bind("first_row", self._first_row, [1])
-        shape = [1, scored, self._logits.shape[1]]
-        binding.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
+        bind(binding.bind_input, "input_ids", self._ids, [1, fed])
+        bind(binding.bind_input, "first_row", self._first_row)
+        bind(binding.bind_output, "logits", self._logits, [1, scored, self._logits.shape[1]])
         for name, value in self._past.items():
             binding.bind_ortvalue_input(f"past_key_values.{name}", value)
             binding.bind_output(f"present.{name}", "cpu")  # in memory that the graph allocates

@@ -73,7 +73,7 @@ class WorkerLink:
         *,
         name: str,
         command: abc.Sequence[str] | None,
-        environment: abc.Mapping[str, str] | None,
+        environment: abc.Mapping[str, str],
         deadlines: Deadlines,
     ) -> None:
         """Start the process. Raises RuntimeUnavailableError or MemoryLimitError if that is not possible."""
@@ -298,7 +298,7 @@ class WorkerLink:
                 self._stderr = (self._stderr + text)[-_STDERR_BYTES:]
 
 
-def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str]) -> subprocess.Popen[bytes]:
     if command is None:
         # A frozen application's executable is the application: this command would start the application again.
         if not sys.executable or getattr(sys, "frozen", False):
@@ -320,7 +320,7 @@ def _start(command: abc.Sequence[str] | None, environment: abc.Mapping[str, str]
             stdout=pipe,
             stderr=pipe,
             bufsize=0,
-            env={**os.environ, **_module_path(), **(environment or {})},
+            env={**os.environ, **_module_path(), **environment},
             **own_group,
         )
     except (OSError, ValueError) as error:

@@ -13,7 +13,6 @@ import weakref
 from collections import abc
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,13 +25,12 @@ from edgespec.errors import (
     RewindError,
     WorkerLostError,
 )
-from edgespec.files.checked import to_json
 from edgespec.interfaces.drawing import Drawn, DrawRequest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.rows import IdArray, LogitsArray, Rows
-from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
+from edgespec.runtimes.process.deadlines import ForwardTimes
 from edgespec.runtimes.process.draws import describe_request, read_drawn
-from edgespec.runtimes.process.frames import Frame, LoadRequest, ids_bytes, read_facts
+from edgespec.runtimes.process.frames import Frame, ids_bytes
 from edgespec.runtimes.process.link import Inbox, WorkerLink
 from edgespec.runtimes.sequence import RuntimeModel, RuntimeSequence, check_context_length
 from edgespec.runtimes.thread import WorkerThread
@@ -42,47 +40,6 @@ _Scores = tuple[int, IdArray, dict[int, str]]  # a forward's number, its best id
 
 # Beyond this many scores per row, rows cross one by one: 64 larger rows would not fit into one answer.
 _MOST_TOP_K = 4096
-
-
-class StartingWorker:
-    """A process that loads a model."""
-
-    def __init__(
-        self,
-        request: LoadRequest,
-        *,
-        command: abc.Sequence[str] | None = None,
-        environment: abc.Mapping[str, str] | None = None,
-        deadlines: Deadlines | None = None,
-    ) -> None:
-        """Start the process.
-
-        ``command`` is how (default: this interpreter on ``edgespec.runtimes.process.worker``; a frozen application
-        must pass a command). ``environment`` is added to the environment of the process only. Raises
-        RuntimeUnavailableError if no process can be started.
-        """
-        name = request.name or request.path.stem
-        self._request = request
-        self._link = WorkerLink(
-            name=name, command=command, environment=environment, deadlines=deadlines or Deadlines()
-        )
-
-    def wait(self) -> WorkerModel:
-        """The loaded model; called once. Raises what loading raises in this process, WorkerLostError, ClosedError."""
-        link = self._link
-        try:
-            header = {"op": "load", "load": to_json(self._request)}
-            _, answer = link.request(header, timeout_s=link.deadlines.load_s)
-            with link.reading():
-                facts = read_facts(answer.header.get("facts"))
-        except BaseException:
-            link.close()
-            raise
-        return WorkerModel(link, replace(facts, can_fork=False, can_branch=False))
-
-    def close(self) -> None:
-        """End the process, from any thread, without waiting: ``wait`` then raises ClosedError."""
-        self._link.abandon()
 
 
 class WorkerModel(RuntimeModel[WorkerLink]):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field, replace
 
+from edgespec.files.checked import to_json
 from edgespec.interfaces.model import ModelFacts
 from edgespec.runtimes.background import RESTART_AFTER_S, BackgroundModel
 from edgespec.runtimes.process.deadlines import Deadlines
-from edgespec.runtimes.process.frames import LoadRequest
-from edgespec.runtimes.process.model import StartingWorker
+from edgespec.runtimes.process.frames import LoadRequest, read_facts
+from edgespec.runtimes.process.link import WorkerLink
+from edgespec.runtimes.process.model import WorkerModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,37 @@ class WorkerSettings:
     restart_after_s: float = RESTART_AFTER_S
 
 
+class StartingWorker:
+    """A process that loads a model."""
+
+    def __init__(self, request: LoadRequest, settings: WorkerSettings) -> None:
+        """Start the process. Raises RuntimeUnavailableError if no process can be started."""
+        self._request = request
+        self._link = WorkerLink(
+            name=request.name or request.path.stem,
+            command=settings.command,
+            environment=settings.environment,
+            deadlines=settings.deadlines,
+        )
+
+    def wait(self) -> WorkerModel:
+        """The loaded model; called once. Raises what loading raises in this process, WorkerLostError, ClosedError."""
+        link = self._link
+        try:
+            header = {"op": "load", "load": to_json(self._request)}
+            _, answer = link.request(header, timeout_s=link.deadlines.load_s)
+            with link.reading():
+                facts = read_facts(answer.header.get("facts"))
+        except BaseException:
+            link.close()
+            raise
+        return WorkerModel(link, replace(facts, can_fork=False, can_branch=False))
+
+    def close(self) -> None:
+        """End the process, from any thread, without waiting: ``wait`` then raises ClosedError."""
+        self._link.abandon()
+
+
 def run_in_process(
     facts: ModelFacts, request: LoadRequest, settings: WorkerSettings, check: abc.Callable[[], object] = lambda: None
 ) -> BackgroundModel:
@@ -38,9 +71,7 @@ def run_in_process(
 
     def start() -> StartingWorker:
         check()
-        return StartingWorker(
-            request, command=settings.command, environment=settings.environment, deadlines=settings.deadlines
-        )
+        return StartingWorker(request, settings)
 
     return BackgroundModel(
         facts,
