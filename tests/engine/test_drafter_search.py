@@ -629,6 +629,8 @@ def test_the_default_drafter_is_found_without_its_catalogue_entry(
     home.models.symlink_to(place.models)  # without what was measured there: whichever was faster would draft
     for name, value in User(tmp_path / "user").environment.items():
         monkeypatch.setenv(name, value)
+    # On a busy machine the search's time might end before it has read the default drafter.
+    monkeypatch.setattr(drafter_choice, "DrafterSearch", partial(drafter_search.DrafterSearch, search_s=600.0))
     unlinked = {name: replace(spec, drafter=None) for name, spec in catalogue().items()}
     monkeypatch.setattr(locate, "catalogue", lambda: MappingProxyType(unlinked))
     monkeypatch.setattr(locate, "lookup", lambda name, **_others: unlinked[name])
