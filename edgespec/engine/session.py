@@ -578,7 +578,7 @@ class Session:
 
     def _settle(self, answer: AnswerTask) -> Done:
         """End the turn at the last token that the reader got, and return its Done. Any thread, more than once."""
-        answer.forget()  # the reader has left, also if the wait below is interrupted
+        answer.abandon()  # the reader has left, also if the wait below is interrupted
         ended = None if self._process.left else self._end(answer)
         return answer.done(None, None) if ended is None else ended.result()
 
@@ -663,7 +663,6 @@ class Session:
             return
         if not answer.abandoned:
             raise busy()
-        answer.abandon()
         self._settle(answer)
         self._conversation.forget_text()
 

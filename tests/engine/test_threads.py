@@ -434,7 +434,7 @@ if sys.argv[3] == "thread":
 elif sys.argv[3] == "paused":
     next(generation)
     ahead = generation._task._ahead
-    while ahead._value:  # until the worker waits for this reader
+    while not ahead.empty():  # until the worker waits for this reader
         time.sleep(0.01)
 elif sys.argv[3] == "raise":
     next(generation)
