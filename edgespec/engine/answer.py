@@ -129,7 +129,11 @@ class AnswerTask:
         self._first_token_at: float | None = None
         self._unshown = list[Token]()
         self._events: queue.SimpleQueue[_Given | BaseException | None] = queue.SimpleQueue()
-        self._ahead = threading.Semaphore(_EVENTS_AHEAD)
+        # A permit for each event that the loop may be ahead. Unlike a semaphore's, the reader's calls may come from a
+        # signal handler or a destructor, inside another call of the same thread.
+        self._ahead: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(_EVENTS_AHEAD):
+            self._ahead.put(None)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
         self.abandoned = False
         self.began = False  # whether the conversation is the turn's
@@ -242,8 +246,10 @@ class AnswerTask:
 
     def _put(self, event: _Given | BaseException | None) -> None:
         # A reader that stopped reading must not keep the interpreter from exiting.
-        while not self.abandoned and threading.main_thread().is_alive() and not self._ahead.acquire(timeout=1.0):
-            pass
+        while not self.abandoned and threading.main_thread().is_alive():
+            with contextlib.suppress(queue.Empty):
+                self._ahead.get(timeout=1.0)
+                break
         self._events.put(event)
         arrived = self._arrived
         if arrived is not None:
@@ -254,7 +260,7 @@ class AnswerTask:
     def read(self) -> _Given | BaseException | None:
         """The next events; None at the end of the answer, the exception if it failed."""
         event = take(self._events)
-        self._ahead.release()
+        self._ahead.put(None)
         return event
 
     async def read_async(self) -> _Given | BaseException | None:
@@ -263,7 +269,7 @@ class AnswerTask:
         while True:
             with contextlib.suppress(queue.Empty):
                 event = self._events.get_nowait()
-                self._ahead.release()
+                self._ahead.put(None)
                 return event
             arrived = asyncio.Event()
 
@@ -304,13 +310,9 @@ class AnswerTask:
         )
 
     def abandon(self) -> None:
-        """Stop after the running round: the reader is gone."""
+        """Stop after the running round: the reader is gone. Never waits."""
         self.abandoned = True
-        self._ahead.release()
-
-    def forget(self) -> None:
-        """``abandon`` for a destructor, which must not touch the semaphore: the task notices within 1 s."""
-        self.abandoned = True
+        self._ahead.put(None)
 
 
 class Generation:
@@ -335,7 +337,8 @@ class Generation:
         self._cancel = cancel
         self._settle = settle
         self._reading = threading.Lock()
-        # ``close`` comes between two steps of the reader. Re-entrant: a signal handler may call ``close``.
+        # ``close`` comes between two steps of the reader. Re-entrant: a signal handler may call ``close`` while its
+        # thread reads, though not in the moment in which that thread begins or ends the answer.
         self._step = threading.RLock()
         self._process = OwnProcess()
         self._started = False
@@ -488,7 +491,7 @@ class Generation:
         # May run on any thread, also the worker's, under any lock: never waits. The task ends after its round in any
         # case, and the Session settles the answer at its next use.
         if not getattr(self, "_ended", True):
-            self._task.forget()
+            self._task.abandon()
             self._cancel(wait=False)
 
     def __aiter__(self) -> AsyncIterator[Event]:

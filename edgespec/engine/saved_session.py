@@ -8,7 +8,6 @@ only the messages are read. A notice says why. Another model's file is refused.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from edgespec.engine.pair.loaded_pair import LoadedPair
 from edgespec.errors import CancelledError, InvalidRequestError, ModelFileError, SessionFileError
 from edgespec.files.checked import Fields
 from edgespec.files.gguf.records import GgufHeader
+from edgespec.files.progress import Cancelled
 from edgespec.files.session_file import SessionFile, write_session_file
 from edgespec.interfaces.model import ModelFacts, SavableSequence, Sequence
 from edgespec.text.conversation.conversation import Conversation, ConversationState
@@ -39,12 +39,12 @@ def write_session(
     facts: ModelFacts,
     state: ConversationState,
     sequence: Sequence,
-    stop: threading.Event,
+    cancelled: Cancelled,
 ) -> int:
     """Save a session and return the file's size in bytes. On the sequence's worker thread.
 
-    ``facts`` are those of the model that ``sequence`` belongs to. Once ``stop`` is set, raises CancelledError. Raises
-    SessionFileError, DiskSpaceError, CancelledError; a file at ``path`` is then unchanged.
+    ``facts`` are those of the model that ``sequence`` belongs to. Raises SessionFileError, DiskSpaceError, and
+    CancelledError once ``cancelled()`` is true; a file at ``path`` is then unchanged.
     """
     length = min(sequence.length, len(state.history))
     savable = isinstance(sequence, SavableSequence) and sequence.holds(length)
@@ -53,7 +53,7 @@ def write_session(
 
     def parts() -> Iterator[bytes]:
         for part in range(count):
-            if stop.is_set():
+            if cancelled():
                 raise CancelledError("saving was cancelled")
             assert isinstance(sequence, SavableSequence)
             yield sequence.read_part(part, length)

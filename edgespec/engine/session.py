@@ -34,6 +34,7 @@ from edgespec.engine.request_checks import (
 )
 from edgespec.engine.saved_session import write_session
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, InvalidRequestError, RewindError
+from edgespec.files.progress import Cancelled
 from edgespec.interfaces.counted_text import Context, common_prefix
 from edgespec.interfaces.drafting import DraftRequest
 from edgespec.interfaces.model import Model, SavableSequence, Sequence as TokenSequence
@@ -161,9 +162,8 @@ class Session:
         self._settle_forgotten()
         self._reopen_if_broken()
         fork = self._target.fork if self._target_model.facts.can_fork else lambda: None
-        conversation, target = self._when_free(lambda _stop: (self._conversation.copy(), fork()))
-        speculation, owner = self._speculation, self._owner
-        return Session(self._pair, conversation, room, speculation=speculation, target=target, owner=owner)
+        copied, target = self._when_free(lambda _stopped: (self._conversation.copy(), fork()))
+        return Session(self._pair, copied, room, speculation=self._speculation, target=target, owner=self._owner)
 
     def save(self, path: Path | str) -> int:
         """Write the conversation and its cache to a file, for ``Engine.restore``. Returns the file's size in bytes.
@@ -174,16 +174,16 @@ class Session:
         """
         file = check_path(path)
 
-        def write(stop: threading.Event) -> int:
+        def write(stopped: Cancelled) -> int:
             facts, state = self._target_model.facts, self._conversation.state_to_save
-            return write_session(file, self._pair, facts, state, self._target, stop)
+            return write_session(file, self._pair, facts, state, self._target, stopped)
 
         return self._when_free(write)
 
     def cache_sizes(self, owner: str, tokens: Sequence[int]) -> tuple[int, int] | None:
         """See CacheHolder."""
 
-        def sizes(_stop: threading.Event) -> tuple[int, int] | None:
+        def sizes(_stopped: Cancelled) -> tuple[int, int] | None:
             savable = self._savable
             held = savable is not None and self._holds(tokens) and savable.holds(len(tokens))
             return savable.part_sizes(len(tokens)) if savable is not None and held else None
@@ -193,7 +193,7 @@ class Session:
     def cache_part(self, tokens: Sequence[int], part: int) -> bytes:
         """See CacheHolder."""
 
-        def read(_stop: threading.Event) -> bytes:
+        def read(_stopped: Cancelled) -> bytes:
             savable = self._savable
             if savable is None or not self._holds(tokens):
                 raise InvalidRequestError("the cache holds other tokens now")
@@ -209,10 +209,10 @@ class Session:
         """The target's cache, if it is the engine's own target's and may be kept on disk."""
         return self._target if self._speculation is None and isinstance(self._target, SavableSequence) else None
 
-    def _when_free(self, job: Callable[[threading.Event], T]) -> T:
+    def _when_free(self, job: Callable[[Cancelled], T]) -> T:
         """The result of ``job``, run on the target's worker thread between two answers.
 
-        An interrupted wait sets the event that ``job`` gets, and waits for its end.
+        ``job`` hears whether the wait was interrupted, or the session closed, and is waited for.
         """
         self._settle_forgotten()
         stop = threading.Event()
@@ -221,12 +221,14 @@ class Session:
                 raise ClosedError("this session is closed")
             if self._active is not None:
                 raise busy()
-            future = self._target.submit(partial(job, stop))
+            future = self._target.submit(partial(job, lambda: self._closed or stop.is_set()))
         try:
             return awaited(future).result()
-        except BaseException:
+        except BaseException as error:
             stop.set()
             awaited(future).exception()
+            if self._closed and isinstance(error, CancelledError):
+                raise ClosedError("this session is closed") from None
             raise
 
     @property
@@ -576,7 +578,7 @@ class Session:
 
     def _settle(self, answer: AnswerTask) -> Done:
         """End the turn at the last token that the reader got, and return its Done. Any thread, more than once."""
-        answer.forget()  # the reader has left, also if the wait below is interrupted
+        answer.abandon()  # the reader has left, also if the wait below is interrupted
         ended = None if self._process.left else self._end(answer)
         return answer.done(None, None) if ended is None else ended.result()
 
@@ -661,12 +663,11 @@ class Session:
             return
         if not answer.abandoned:
             raise busy()
-        answer.abandon()
         self._settle(answer)
         self._conversation.forget_text()
 
     def close(self) -> None:
-        """End the answer in progress and free the caches. Idempotent; callable from any thread.
+        """End the answer or ``save`` in progress and free the caches. Idempotent; callable from any thread.
 
         A forked process frees nothing: all of it is its parent's.
         """

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import BIASES, Sampling
@@ -42,6 +42,8 @@ from edgespec.text.conversation.ends import ends_of
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
 _DRAWN_SEEDS = 2**53 - MOST_CHOICES
@@ -232,7 +234,7 @@ class _Held:
         self._ending = ExitStack()
         self._branches = ExitStack()  # closes them
         self._answerers: list[_Answerer] = []  # the pool's session, and branches of it
-        turn.holds_session = True
+        self._memory_came = asyncio.Event()  # or the request was replaced
         self._ending.callback(self._call_soon, turn.left.set)
 
     async def take(self) -> None:
@@ -241,19 +243,28 @@ class _Held:
         If memory holds no further one, waits until another request gives its session back, behind those that came
         first.
         """
-        loaded = self._loaded
+        loaded, own = self._loaded, self._memory_came
         async with loaded.taking:
-            self._ending.callback(self._wake_next)
+            self._ending.callback(self._call_soon, partial(loaded.memory.leave, own))
             self._ending.enter_context(loaded.pool.user())
-            while True:
-                loaded.given_back.clear()
-                others = loaded.pool.in_use - 1
-                try:
-                    return await self._steps.run(self._take)
-                except MemoryLimitError:
-                    if not others:
-                        raise
-                    await loaded.given_back.wait()
+            loaded.memory.enter(own)
+            await self._with_memory(self._take)
+        self.turn.holds_session, self.turn.end_answer = True, self.end_answers
+
+    async def _with_memory(self, step: Callable[[], T]) -> T:
+        """The result of ``step``. If memory is short, it is tried again whenever another request gives some back.
+
+        Raises MemoryLimitError if none will.
+        """
+        while True:
+            self.turn.check()
+            self._memory_came.clear()
+            try:
+                return await self._steps.run(step)
+            except MemoryLimitError:
+                held = len(self._answerers)  # beside its own branches a request does not wait
+                if held > 1 or not await self._loaded.memory.wait(self._memory_came, holds_session=held > 0):
+                    raise
 
     def _take(self) -> None:
         self._answerers = [_Answerer(self._loaded.pool.take(self._owner, text_of(self._request)))]
@@ -280,6 +291,7 @@ class _Held:
 
     def _branch(self, most: int, tokens: int) -> list[_Answerer]:
         session, pool = self.first.kept.session, self._loaded.pool
+        self._branches.callback(self._call_soon, self._loaded.memory.given_back)
         with suppress(EdgespecError):  # the others answer in turn
             while len(self._answerers) < most:
                 branch = session.branch(spare_tokens=tokens)
@@ -302,22 +314,13 @@ class _Held:
     async def begin(
         self, answerer: _Answerer, request: Request, sampling: Sampling
     ) -> tuple[Generation, TokenScores]:
-        """Begin an answer. If memory has no room for its prompt, wait for the end of those that are running."""
-        loaded, budget = self._loaded, self._budget
-        while True:
-            self.turn.check()
-            loaded.given_back.clear()
-            try:
-                return await self._steps.run(
-                    partial(answerer.begin, request, sampling, loaded.engine.tokenizer, budget)
-                )
-            except MemoryLimitError:
-                if len(self._answerers) > 1 or not loaded.engine.pair.answering:
-                    raise  # no other request would give memory back
-                await loaded.given_back.wait()
+        """Begin an answer. If memory has no room for its prompt, wait for other requests to give some back."""
+        tokenizer, budget = self._loaded.engine.tokenizer, self._budget
+        return await self._with_memory(partial(answerer.begin, request, sampling, tokenizer, budget))
 
     def end_answers(self) -> None:
-        """End all answers within one forward."""
+        """End all answers within one forward, and the wait for memory."""
+        self._memory_came.set()
         for each in [*self._answerers]:
             each.end_answer()
 
@@ -341,9 +344,6 @@ class _Held:
                     self.first.end()
                     failed.pop_all()
                     self._loaded.pool.give(self.first.kept)
-
-    def _wake_next(self) -> None:
-        self._call_soon(self._loaded.given_back.set)
 
     def _call_soon(self, call: Callable[[], object]) -> None:
         with suppress(RuntimeError):  # the event loop was closed
@@ -548,11 +548,10 @@ class _Answers:
         """One answer. If its prompt was ``read`` before, it has begun."""
         held = self.held
         generation, scores = await held.begin(own, request, self.samplings[index])
+        held.turn.check()
         if read is None:
             await reader.begin(index, generation.prompt_tokens)
         parts, lines = _Parts(request, scores), Lines(request.indent, request.line_ms)
-        held.turn.end_answer = held.end_answers
-        held.turn.check()
         has_call = False  # the only one that was asked for, behind which another one has come
         async for event in generation:
             if isinstance(event, Reading | Text):

@@ -17,6 +17,7 @@ from edgespec.errors import CancelledError, ClosedError, EdgespecError, WorkerLo
 from edgespec.files.model_file import LocatedModel
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keep_alive import Stays
+from edgespec.server.memory_waits import MemoryWaits
 from edgespec.server.pool import SessionPool
 from edgespec.server.room import GivenUpError, Room
 from edgespec.server.security import EVERYBODY
@@ -35,7 +36,7 @@ CALIBRATE_AFTER_S = 1.0
 class LoadedEngine:
     """A loaded model, the conversations kept for it, the threads for what takes long, and those for forms.
 
-    One request at a time opens a session (``taking``), in the order in which they came; ``given_back`` wakes it.
+    One request at a time opens a session (``taking``), in the order in which they came.
     """
 
     engine: Engine
@@ -43,7 +44,7 @@ class LoadedEngine:
     threads: Threads
     forms: FormCompiler
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    given_back: asyncio.Event = field(default_factory=asyncio.Event)
+    memory: MemoryWaits = field(default_factory=MemoryWaits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +20,11 @@ from edgespec.errors import (
     InvalidRequestError,
     TemplateError,
 )
+from edgespec.runtimes.native.sequence import NativeSequence
 from tests.engine.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
 from tests.support.http_server import wait_until
+from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import TinyModels, answer
 from tests.support.watched_sequences import KINDS, is_closed, watch_forwards
 
@@ -296,6 +299,35 @@ def test_closing_a_session_inside_its_event_loop_ends_the_answer(engine: Engine)
     assert events[-1].finish_reason == "cancelled"
 
 
+def test_closing_a_session_ends_a_save_in_another_thread(
+    tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_native()
+    read, parts, found = NativeSequence.read_part, list[int](), list[BaseException]()
+    with tiny.load(runtime="native", draft="none") as engine:
+        session = engine.session()
+        answer(session.generate("hello", max_tokens=3))
+
+        def slowly(own: NativeSequence, part: int, length: int) -> bytes:
+            parts.append(part)
+            wait_until(lambda: session.closed)
+            return read(own, part, length)
+
+        def save() -> None:
+            with pytest.raises(ClosedError) as raised:
+                session.save(tmp_path / "talk")
+            found.append(raised.value)
+
+        monkeypatch.setattr(NativeSequence, "read_part", slowly)
+        saver = threading.Thread(target=save)
+        saver.start()
+        wait_until(lambda: bool(parts))
+        session.close()
+        saver.join(WAIT_S)
+        assert (len(found), parts) == (1, [0])
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_several_threads_closing_a_session_all_wait_until_it_is_closed(slow_engine: Engine) -> None:
     """Later calls return only when the caches are freed: the engine may free the weights next."""
     session = slow_engine.session()
@@ -402,7 +434,7 @@ if sys.argv[3] == "thread":
 elif sys.argv[3] == "paused":
     next(generation)
     ahead = generation._task._ahead
-    while ahead._value:  # until the worker waits for this reader
+    while not ahead.empty():  # until the worker waits for this reader
         time.sleep(0.01)
 elif sys.argv[3] == "raise":
     next(generation)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -432,6 +434,38 @@ def test_a_sequence_used_in_a_forked_process_raises_instead_of_hanging(model: Na
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         assert sequence.forward([1], 1).count == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
+def test_a_sequence_opened_in_a_process_that_was_forked_in_mid_forward_raises(
+    model: NativeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, forked = threading.Event(), threading.Event()
+    with model.with_settings(threads=2) as two, two.open(20) as sequence:
+        scheduler = sequence._native._batch._scheduler
+        compute = scheduler._compute
+
+        def held(shares: abc.Sequence[Share]) -> abc.Sequence[int]:
+            begun.set()
+            assert forked.wait(WAIT_S)
+            return compute(shares)
+
+        monkeypatch.setattr(scheduler, "_compute", held)
+        forward = sequence.submit(lambda: sequence.forward([1], 1).count)
+        assert begun.wait(WAIT_S)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            with contextlib.suppress(BaseException):  # or the child would run the other tests
+                with pytest.raises(ForwardError):
+                    two.open(20).forward([1], 1)
+                os._exit(0)
+            os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        forked.set()
+        assert (forward.result(WAIT_S), status) == (1, 0)
 
 
 def test_a_cancel_ends_a_running_forward(model: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:

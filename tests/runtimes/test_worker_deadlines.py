@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import queue
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from edgespec.errors import WorkerLostError
 from edgespec.runtimes.process.deadlines import Deadlines, ForwardTimes
+from edgespec.runtimes.process.frames import Frame
+from edgespec.runtimes.process.link import WorkerLink
 
 GIGABYTE = 10**9
 DEADLINES = Deadlines(answer_s=30.0, timed_s=2.0)
@@ -59,3 +68,36 @@ def test_timed_forwards_never_make_a_deadline_longer() -> None:
     for _ in range(2):
         short.record(1, 0.01)
     assert short.answer_s == 0.5
+
+
+class SleepingQueue:
+    """An answer comes after some seconds of work, by an invented clock. The machine sleeps in between."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, comes_after_s: float) -> None:
+        self.now, self.awake_s, self._comes_after_s = 0.0, 0.0, comes_after_s
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def get(self, timeout: float) -> Frame:
+        if self.awake_s < 4.5 < self.awake_s + timeout:  # the time of the wait is over when the machine awakes
+            self.now, self.awake_s = self.now + 9999.0, 4.5
+            raise queue.Empty
+        self.now, self.awake_s = self.now + timeout, self.awake_s + timeout
+        if self.awake_s < self._comes_after_s:
+            raise queue.Empty
+        return Frame({"id": 3})
+
+
+@pytest.mark.parametrize("comes_after_s", [25.0, math.inf])
+def test_the_clock_of_a_deadline_stops_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch, comes_after_s: float
+) -> None:
+    items = SleepingQueue(monkeypatch, comes_after_s)
+    lost = list[str]()
+    link: Any = SimpleNamespace(lose=lost.append, lost_error=lambda: WorkerLostError(lost[-1]))
+    inbox: Any = SimpleNamespace(queue=items)
+    if comes_after_s < math.inf:
+        assert WorkerLink._wait(link, 3, inbox, 30.0, None).header == {"id": 3}
+    else:
+        with pytest.raises(WorkerLostError, match="does not answer"):
+            WorkerLink._wait(link, 3, inbox, 30.0, None)
+        assert 30.0 <= items.awake_s <= 32.0

@@ -218,7 +218,7 @@ def test_a_queue_on_windows_is_asked_every_tenth_of_a_second(
 
 def test_answers_and_worker_processes_are_awaited_in_these_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     items: Any = SlowQueue(monkeypatch, 0.35)
-    reader: Any = SimpleNamespace(_events=items, _ahead=threading.Semaphore(0))
+    reader: Any = SimpleNamespace(_events=items, _ahead=queue.SimpleQueue())
     assert AnswerTask.read(reader) is None
     frame = Frame({"id": 3})
     inbox: Any = SimpleNamespace(queue=SlowQueue(monkeypatch, 0.35, frame))

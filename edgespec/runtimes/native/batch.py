@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from edgespec.errors import MemoryLimitError
 from edgespec.hardware.machine import processor_limit
-from edgespec.runtimes.native.library import LEVELS, EntryStruct, Threads
+from edgespec.runtimes.native.library import LEVELS, OTHER_PROCESS, EntryStruct, Threads
 from edgespec.runtimes.native.scheduler import BatchScheduler, Hidden, Member, Request, Share
 from edgespec.runtimes.native.weights import ModelPart
+from edgespec.runtimes.thread import OwnProcess
 
 
 class NativeBatch:
@@ -24,6 +25,7 @@ class NativeBatch:
         self._mixture = part.struct.experts > 0
         self._lock = threading.Lock()
         self._pointer: int | None = None
+        self._process = OwnProcess()  # that opened it
         self._users = 0
         self._given: deque[Member] = deque()  # of caches that are freed and still count as users
         self._scheduler = BatchScheduler(self._compute, turns=part.library.turns, weight=weight)
@@ -47,7 +49,7 @@ class NativeBatch:
                         available_bytes=None,
                         hint="use fewer threads, or close other programs",
                     )
-                self._pointer = int(opened)
+                self._pointer, self._process = int(opened), OwnProcess()
             self._users += 1
             return self._pointer
 
@@ -76,6 +78,8 @@ class NativeBatch:
 
     def forward(self, request: Request) -> int:
         """Compute a cache's request, with those of others that wait. Returns its es_status."""
+        if self._process.left:  # a step that ran in the parent would be waited for without an end
+            return OTHER_PROCESS
         return self._scheduler.run(request)
 
     def _compute(self, shares: Sequence[Share]) -> Sequence[int]:

@@ -30,6 +30,10 @@ from edgespec.runtimes.thread import start_thread, take
 # long to deliver it. Reading a pipe takes microseconds, scheduling on a busy machine some tenths of a second.
 _GRACE_S = 0.5
 
+# The longest wait between two looks at the clock. If one takes longer than it should, the machine slept, or the whole
+# container was stopped, the child as well.
+_LOOK_S = 1.0
+
 # How long a killed process may take to end; a process stuck in a driver takes longer, and is then left behind.
 _REAP_S = 5.0
 
@@ -154,15 +158,18 @@ class WorkerLink:
     def _wait(self, number: int, inbox: Inbox, deadline: float, cancel: abc.Mapping[str, Any] | None) -> Frame:
         told = False
         while True:
-            try:
-                item = take(inbox.queue, max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                try:
-                    item = take(inbox.queue, _GRACE_S)
-                except queue.Empty:
+            item: Frame | _Mark | None = None
+            begun = time.monotonic()
+            late = begun >= deadline
+            wait_s = _GRACE_S if late else min(_LOOK_S, deadline - begun)
+            with contextlib.suppress(queue.Empty):
+                item = take(inbox.queue, wait_s)
+            deadline += max(0.0, time.monotonic() - begun - wait_s)
+            if item is None:
+                if late:
                     self.lose("it does not answer" if not told else "it does not answer to a cancel")
-                    raise self.lost_error() from None
-            if isinstance(item, Frame):
+                    raise self.lost_error()
+            elif isinstance(item, Frame):
                 if item.header["id"] == number:
                     return item
             elif item is _LOST:
