@@ -170,18 +170,17 @@ void es_batch_close(struct es_batch *batch)
 
 /* ---------------------------------------------------------------------------------------------------- entries */
 
-/* Whether there are positions before each of its rows, in the cache that they see. */
+/* Whether there are positions before each of its rows. */
 static bool can_borrow(const struct es_entry *entry)
 {
-    const struct es_sequence *lender = entry->sequence->lender;
-    return !entry->parents && entry->scored == entry->count && entry->start > 0 &&
-           (!lender || (size_t)(entry->start + entry->count) <= lender->context_length + 1);
+    return !entry->parents && entry->scored == entry->count && entry->start > 0;
 }
 
 static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, struct tree *tree)
 {
     const struct es_sequence *sequence = entry->sequence;
-    size_t most_length = sequence->context_length;
+    /* Rows that see another model's positions may stand behind the last of them. */
+    size_t most_length = sequence->lender ? sequence->lender->context_length + 1 : sequence->context_length;
     if (sequence->batch != batch || entry->count < 1 || entry->count > ES_MOST_TOKENS || entry->start < 0 ||
         (size_t)entry->start > most_length)
         return false;
