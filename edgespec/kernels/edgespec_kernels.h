@@ -300,8 +300,9 @@ ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, in
 /* Copies the first `length` positions from another cache of the same model with the same frequencies; in layers with a
  * window those from `first` on. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t first, int64_t length);
-/* Gives back the memory of positions first .. end - 1 in the layers with a window: no later row may see them before they
- * are written again. A page that holds other positions, too, stays. Returns an es_status. */
+/* Gives back the memory of positions first .. end - 1 in the layers with a window, and of those before them that share a
+ * page with the first: no later row may see any of these before they are written again. A page that holds later positions
+ * or another head's, too, stays. Returns an es_status. */
 ES_EXPORT int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end);
 
 /* The state of the gated delta layers after a number of tokens. A sequence has those after its last tokens, 24 and more,
