@@ -95,6 +95,8 @@ static bool is_layer_fit(const struct es_model *model, int64_t number)
     if (layer->cache_layer < 0 || layer->cache_layer > number)
         return false;
     owner = &model->layer[layer->cache_layer];
+    if (owner != layer && owner->delta.mixed.tiles)
+        return false;
     return owner->cache_layer == layer->cache_layer && owner->kv_heads == layer->kv_heads &&
            owner->head_length == layer->head_length && owner->window == layer->window && layer->kv_heads >= 1 &&
            layer->kv_heads <= model->kv_heads && layer->head_length >= 1 &&
@@ -114,7 +116,7 @@ static bool place_layers(struct es_batch *batch)
             return false;
         batch->cache_at[number] = layer->cache_layer == number ? used : batch->cache_at[layer->cache_layer];
         if (layer->cache_layer == number) {
-            used += (size_t)(layer->kv_heads * layer->head_length);
+            used += layer->delta.mixed.tiles ? 0 : (size_t)(layer->kv_heads * layer->head_length);
             batch->last_keys = (size_t)number;
         }
         batch->cache_at[number + 1] = used;
