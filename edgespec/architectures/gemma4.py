@@ -135,7 +135,7 @@ def varied(facts: Facts, caches_of: Caches = _caches) -> Variations:
         forms.append(_forms(facts, own, f"blk.{layer}.", has_keys=caches[layer] == layer))
     if experts is not None and not any(own.experts for own in sizes):
         raise facts.wrong(f"it states {experts.count} experts, and none of its {layers} layers has a router")
-    rows = facts.tensors.get(EMBEDDING, (0, 0))[-1]  # as many, and those are checked
+    rows = (*facts.tensors.get(EMBEDDING, ()), 0, 0)[1]  # as many, and those are checked
     more: dict[str, tuple[int, ...]] = {}
     if inputs:
         more = {

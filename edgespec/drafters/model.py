@@ -245,8 +245,9 @@ class ModelDraftState(DraftState):
         if self._waiting:
             return None
         try:
-            # A drafter with a shorter context is used until the text outgrows it.
-            sequence = model.open(min(self._request.context_length, model.facts.trained_context_length))
+            length, own = self._request.context_length, model.facts.trained_context_length
+            # A drafter with a shorter context is used until the text outgrows it; one that borrows has none.
+            sequence = model.open(length if model.facts.borrows else min(length, own))
         except WorkerLostError:
             self._waiting = self._waits_because is not None
             if not self._waiting:

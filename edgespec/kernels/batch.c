@@ -95,6 +95,8 @@ static bool is_layer_fit(const struct es_model *model, int64_t number)
     if (layer->cache_layer < 0 || layer->cache_layer > number)
         return false;
     owner = &model->layer[layer->cache_layer];
+    if (owner != layer && owner->delta.mixed.tiles)
+        return false;
     return owner->cache_layer == layer->cache_layer && owner->kv_heads == layer->kv_heads &&
            owner->head_length == layer->head_length && owner->window == layer->window && layer->kv_heads >= 1 &&
            layer->kv_heads <= model->kv_heads && layer->head_length >= 1 &&
@@ -114,7 +116,7 @@ static bool place_layers(struct es_batch *batch)
             return false;
         batch->cache_at[number] = layer->cache_layer == number ? used : batch->cache_at[layer->cache_layer];
         if (layer->cache_layer == number) {
-            used += (size_t)(layer->kv_heads * layer->head_length);
+            used += layer->delta.mixed.tiles ? 0 : (size_t)(layer->kv_heads * layer->head_length);
             batch->last_keys = (size_t)number;
         }
         batch->cache_at[number + 1] = used;
@@ -170,18 +172,17 @@ void es_batch_close(struct es_batch *batch)
 
 /* ---------------------------------------------------------------------------------------------------- entries */
 
-/* Whether there are positions before each of its rows, in the cache that they see. */
+/* Whether there are positions before each of its rows. */
 static bool can_borrow(const struct es_entry *entry)
 {
-    const struct es_sequence *lender = entry->sequence->lender;
-    return !entry->parents && entry->scored == entry->count && entry->start > 0 &&
-           (!lender || (size_t)(entry->start + entry->count) <= lender->context_length + 1);
+    return !entry->parents && entry->scored == entry->count && entry->start > 0;
 }
 
 static bool is_fit(const struct es_batch *batch, const struct es_entry *entry, struct tree *tree)
 {
     const struct es_sequence *sequence = entry->sequence;
-    size_t most_length = sequence->context_length;
+    /* Rows that see another model's positions may stand behind the last of them. */
+    size_t most_length = sequence->lender ? sequence->lender->context_length + 1 : sequence->context_length;
     if (sequence->batch != batch || entry->count < 1 || entry->count > ES_MOST_TOKENS || entry->start < 0 ||
         (size_t)entry->start > most_length)
         return false;

@@ -73,7 +73,7 @@ struct es_batch {
     long process;
 
     size_t *cache_at;   /* see es_sequence */
-    size_t last_keys;   /* the last layer with keys: behind it only scored rows are needed */
+    size_t last_keys;   /* the last layer with keys or a state: behind it only scored rows are needed */
 
     /* Buffers for ES_MOST_TOKENS rows; what a forward does not use is never touched, and takes no memory. */
     uint8_t *buffers;

@@ -300,8 +300,9 @@ ES_EXPORT int32_t es_keep(struct es_sequence *sequence, const int32_t *nodes, in
 /* Copies the first `length` positions from another cache of the same model with the same frequencies; in layers with a
  * window those from `first` on. */
 ES_EXPORT int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t first, int64_t length);
-/* Gives back the memory of positions first .. end - 1 in the layers with a window: no later row may see them before they
- * are written again. A page that holds other positions, too, stays. Returns an es_status. */
+/* Gives back the memory of positions first .. end - 1 in the layers with a window, and of those before them that share a
+ * page with the first: no later row may see any of these before they are written again. A page that holds later positions
+ * or another head's, too, stays. Returns an es_status. */
 ES_EXPORT int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end);
 
 /* The state of the gated delta layers after a number of tokens. A sequence has those after its last tokens, 24 and more,
@@ -314,9 +315,10 @@ ES_EXPORT int32_t es_read_state(const struct es_sequence *sequence, int64_t leng
 /* Continues from that state, or without a state from 0 tokens. ES_NOT_FINITE as es_write_part. */
 ES_EXPORT int32_t es_write_state(struct es_sequence *sequence, int64_t length, const uint8_t *from, int64_t bytes);
 
-/* Positions first .. length - 1 of a cache in parts, for a file: the keys of the heads of each layer that has keys, then
- * the values. `first` is a multiple of 16. A part has es_part_bytes bytes, 0 for positions that the cache cannot hold; its
- * layout is the cache's own, with zeros after the last position. */
+/* Positions first .. length - 1 of a cache in parts, for a file: the keys of the heads of each layer that does not share
+ * those of an earlier one, then the values. Those of a gated delta layer have numbers, and are refused. `first` is a
+ * multiple of 16. A part has es_part_bytes bytes, 0 for positions that the cache cannot hold; its layout is the cache's own,
+ * with zeros after the last position. */
 ES_EXPORT int64_t es_part_bytes(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length);
 ES_EXPORT int32_t es_read_part(const struct es_sequence *sequence, int64_t part, int64_t first, int64_t length,
                                uint8_t *to, int64_t bytes);

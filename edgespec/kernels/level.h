@@ -88,7 +88,8 @@ struct level {
     const char *name;
     multiply_function *multiply[ES_TYPES]; /* by type; null for an unused number */
     multiply_pair_function *multiply_pair[ES_TYPES]; /* null where it would be no faster */
-    /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight. length: a multiple of 16. */
+    /* RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon) * weight, NaN if the mean is infinite. length: a
+     * multiple of 16. */
     void (*normalise)(const float *x, const float *weight, float epsilon, size_t length, float *y);
     /* Symmetric int8 and a scale for each 32, the best of four (best_top in row_quantise.h), block b to to[b * apart].
      * A block with a value that is not finite gets the scale NaN. */

@@ -75,6 +75,8 @@ static inline int coarsen_block(const float *x, uint8_t *to)
     float scale = half_to_float(half);
     if (scale == 0.0f)
         return 1;
+    if ((half & 0x7c00u) == 0x7c00u) /* refitted to the other weights, it may be larger than the largest one's */
+        return 0;
     memcpy(to, &half, sizeof half);
     put_nibbles(low, high, lanes_set(1.0f / scale), to + sizeof half);
     return 1;

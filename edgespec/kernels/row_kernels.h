@@ -14,7 +14,8 @@ static void normalise(const float *x, const float *weight, float epsilon, size_t
         lanes value = lanes_load(x + k);
         squares = lanes_fma(value, value, squares);
     }
-    lanes scale = lanes_set(1.0f / sqrtf(lanes_sum(squares) / (float)length + epsilon));
+    float sum = lanes_sum(squares), one = 1.0f + (sum - sum); /* NaN if the sum is infinite: else y would be zeros */
+    lanes scale = lanes_set(one / sqrtf(sum / (float)length + epsilon));
     for (size_t k = 0; k < length; k += LANES)
         lanes_store(y + k, lanes_mul(lanes_mul(lanes_load(x + k), scale), lanes_load(weight + k)));
 }

@@ -17,8 +17,6 @@ static void carve_buffers(struct es_sequence *sequence, struct carver *carver)
 /* Whether most of a cache is never in use. */
 static bool is_sparse(const struct es_model *model)
 {
-    if (model->delta_heads)
-        return true;
     for (int64_t layer = 0; layer < model->layers; layer++)
         if (model->layer[layer].window)
             return true;
@@ -49,7 +47,8 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     }
     sequence->cache_bytes = 2 * keys_length(sequence) * sequence->positions * sizeof(uint16_t);
     enum es_pages pages = is_sparse(model) ? ES_PAGES_SPARSE : ES_PAGES_SMALL;
-    sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
+    if (sequence->cache_bytes)
+        sequence->cache = es_memory_take((int64_t)sequence->cache_bytes, pages);
 
     struct carver carver = {0};
     carve_buffers(sequence, &carver);
@@ -57,7 +56,7 @@ struct es_sequence *es_open(struct es_batch *batch, int64_t context_length, cons
     sequence->buffers = es_memory_take((int64_t)carver.used, ES_PAGES_SMALL);
     carver = (struct carver){.base = sequence->buffers};
     carve_buffers(sequence, &carver);
-    if (!sequence->cache || !sequence->buffers || !delta_open(sequence)) {
+    if ((sequence->cache_bytes && !sequence->cache) || !sequence->buffers || !delta_open(sequence)) {
         es_close(sequence);
         return NULL;
     }
@@ -126,9 +125,7 @@ int32_t es_copy(struct es_sequence *to, const struct es_sequence *from, int64_t 
         size_t head_length = (size_t)model->layer[layer].head_length;
         size_t begin = model->layer[layer].window ? tile_of(first) * head_length : 0;
         size_t bytes = (end * head_length - begin) * sizeof(uint16_t);
-        /* A layer with a state has room for keys that it never touches: a copy would make memory of it. */
-        bool copies = has_keys(model, layer) && !model->layer[layer].delta.mixed.tiles;
-        for (int64_t head = 0; copies && head < model->layer[layer].kv_heads; head++) {
+        for (int64_t head = 0; has_keys(model, layer) && head < model->layer[layer].kv_heads; head++) {
             memcpy(keys_of(to, layer, head) + begin, keys_of(from, layer, head) + begin, bytes);
             memcpy(values_of(to, layer, head) + begin, values_of(from, layer, head) + begin, bytes);
         }
@@ -153,7 +150,8 @@ int32_t es_forget(struct es_sequence *sequence, int64_t first, int64_t end)
     return ES_OK;
 }
 
-/* What a part holds: a head's keys or values, from a position on. No head length: there is no such part. */
+/* What a part holds: a head's keys or values, from a position on. Null: the layer has a state in their place. No head
+ * length: there is no such part. */
 struct part {
     uint16_t *from;
     size_t head_length;
@@ -167,16 +165,16 @@ static struct part part_of(const struct es_sequence *sequence, int64_t number, i
                 (size_t)length <= sequence->context_length;
     for (int values = 0; values < 2 && fits; values++)
         for (int64_t layer = 0; layer < model->layers; layer++) {
-            if (!has_keys(model, layer))
+            if (model->borrows || model->layer[layer].cache_layer != layer)
                 continue;
-            size_t head_length = (size_t)model->layer[layer].head_length;
             if (number >= model->layer[layer].kv_heads) {
                 number -= model->layer[layer].kv_heads;
                 continue;
             }
-            uint16_t *own = values ? values_of(sequence, layer, number) : keys_of(sequence, layer, number);
-            return (struct part){
-                .from = own + (size_t)first * head_length, .head_length = head_length, .is_keys = !values};
+            struct part found = {.head_length = (size_t)model->layer[layer].head_length, .is_keys = !values};
+            if (has_keys(model, layer))
+                found.from = (values ? values_of : keys_of)(sequence, layer, number) + (size_t)first * found.head_length;
+            return found;
         }
     return (struct part){.from = NULL};
 }

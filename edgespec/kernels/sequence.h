@@ -77,7 +77,8 @@ static inline size_t projected_length(const struct es_model *model)
 
 static inline bool has_keys(const struct es_model *model, size_t layer)
 {
-    return !model->borrows && model->layer[layer].cache_layer == (int64_t)layer;
+    const struct es_layer *own = &model->layer[layer];
+    return !model->borrows && !own->delta.mixed.tiles && own->cache_layer == (int64_t)layer;
 }
 
 /* Elements of a position in the layers whose keys are before a head's. */

@@ -15,7 +15,7 @@ from edgespec.errors import InvalidRequestError
 from tests.support.assistants import Pair, agreeing_pair, written_pair
 from tests.support.calibrating import result_of
 from tests.support.kernel_calls import require_native
-from tests.support.same_texts import KeepsTexts, plain_texts, same_text_at_random
+from tests.support.same_texts import KeepsTexts, plain_texts, said, same_text_at_random
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
 
@@ -52,6 +52,11 @@ def test_an_assistant_with_random_weights_keeps_the_text(tiny: TinyModels, tmp_p
         assert engine.plan.drafter is not None
         assert engine.plan.mode != "pipelined"
         assert same_text_at_random(engine)
+
+
+def test_an_assistant_drafts_beyond_the_context_that_its_file_states(tiny: TinyModels, tmp_path: Path) -> None:
+    with load(tiny, agreeing_pair(tmp_path, drafter_context=48)) as engine, engine.session() as session:
+        assert all(said(session, 4, prompt).stats.accepted > 50 for prompt in ("the people", "some water"))
 
 
 def test_an_assistant_counts_its_targets_rows_and_no_cache(engine: Engine) -> None:

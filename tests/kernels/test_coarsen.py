@@ -60,8 +60,9 @@ def reference(values: Floats) -> NDArray[np.uint8]:
         tried = np.divide(both, own, out=np.zeros_like(both), where=own > 0)
         better = tried * both > best
         best, scale = np.where(better, tried * both, best), np.where(better, tried, scale)
-    half_scale = np.where(small, np.float32(0), scale).astype(np.float16)
-    kept = half_scale != 0
+    with np.errstate(over="ignore"):
+        half_scale = np.where(small, np.float32(0), scale).astype(np.float16)
+    kept = np.isfinite(half_scale) & (half_scale != 0)
     half_scale[~kept] = 0  # positive zero
     inverse = np.divide(1, half_scale.astype(np.float32), out=np.zeros_like(scale), where=kept)
     codes = np.where(kept[:, None], codes_of(x, inverse).astype(np.int64) + 8, 0)
@@ -122,6 +123,18 @@ def test_the_first_row_that_q4_0_cannot_hold_is_reported(
     assert not found[3:, 18:].any()
     assert np.array_equal(found[:3], reference(values[:3]))
     assert np.array_equal(found[3:, :18], reference(values[3:, :32]))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_block_whose_best_scale_is_beyond_half_precision_is_reported(
+    library: NativeLibrary, level: str, sign: int
+) -> None:
+    values = np.random.default_rng(2).standard_normal((ROWS, 64), dtype=np.float32)
+    values[3, 32:] = sign * np.float32(132180)
+    values[3, 50] = sign * np.float32(456000)
+    found, bad = coarse(library, level, quantised("F32", values))
+    assert bad == 3
+    assert np.array_equal(found, reference(values))
 
 
 def test_requantising_an_unsupported_type_or_shape_reads_nothing(library: NativeLibrary) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.hardware.machine import describe_machine
 from edgespec.kernels import compile as compiling
-from edgespec.runtimes.native.library import LEVELS, NativeLibrary
+from edgespec.runtimes.native.library import LEVELS, NativeLibrary, _sound_levels
 from edgespec.runtimes.native.model import NativeSettings
 from tests.kernels.conftest import FAST
+from tests.support.kernel_calls import TYPES
 from tests.support.loading import load_native
 from tests.support.tiny_gguf import write_tiny_gguf
 
@@ -84,6 +87,31 @@ def test_a_requested_level_is_used_and_gives_the_portable_bits(tiny: Path, level
                 rows.append(done.logits(width - 1).tobytes())
                 sequence.rewind(270)
     assert rows[:9] == rows[9:]
+
+
+class Broken:
+    """The library with a level that gives one wrong bit, in products of a type with this many inputs or more."""
+
+    def __init__(self, library: NativeLibrary, level: str, number: int, inputs: int) -> None:
+        self._api, self._broken = library.api, (LEVELS[level], number, inputs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    def es_multiply(self, matrix: Any, x: int, inputs: int, y: int, level: int) -> None:
+        self._api.es_multiply(matrix, x, inputs, y, level)
+        broken, number, least = self._broken
+        if level == broken and matrix._obj.type == number and inputs >= least:
+            ctypes.c_uint8.from_address(y + 4 * (inputs * matrix._obj.rows - 1)).value ^= 1
+
+
+@pytest.mark.parametrize("inputs", [1, 32])
+def test_a_level_with_one_wrong_bit_is_left_out(library: NativeLibrary, inputs: int) -> None:
+    """With few inputs, and where two tiles are multiplied at a time."""
+    wanted = list(library.levels)
+    for level in wanted[1:]:
+        found = _sound_levels(Broken(library, level, TYPES["Q6_K"], inputs), wanted)
+        assert found == tuple(name for name in wanted if name != level)
 
 
 def test_an_unavailable_level_is_refused(tiny: Path, library: NativeLibrary) -> None:

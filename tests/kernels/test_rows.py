@@ -247,6 +247,17 @@ def test_rmsnorm_equals_numpys_within_rounding_with_equal_bits_on_every_level(
     assert same_bits(found, normalise(library, "portable", x, weight, 1e-6))
 
 
+@pytest.mark.parametrize("at", [0, 17, 63])
+def test_a_row_whose_squares_have_no_finite_sum_is_normalised_to_nan(
+    library: NativeLibrary, level: str, at: int
+) -> None:
+    x, weight = normal(5, 64), normal(6, 64)
+    for value, is_finite in ((1.8e19, True), (1.9e19, False), (-3e38, False), (np.inf, False), (np.nan, False)):
+        x[at] = value
+        found = normalise(library, level, x, weight, 1e-6)
+        assert np.isfinite(found).all() if is_finite else np.isnan(found).all()
+
+
 def test_a_row_length_that_is_not_a_multiple_of_32_is_refused(library: NativeLibrary) -> None:
     x = np.zeros(64, np.float32)
     for length in (0, 16, 33, -32):

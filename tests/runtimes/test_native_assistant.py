@@ -49,8 +49,8 @@ def rounded(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return written_pair(tmp_path_factory.mktemp("rounded"), quant="Q8_0")
 
 
-def opened(model: NativeModel, target: NativeSequence) -> BorrowingSequence:
-    sequence = model.open(LENGTH)
+def opened(model: NativeModel, target: NativeSequence, context_length: int = LENGTH) -> BorrowingSequence:
+    sequence = model.open(context_length)
     assert isinstance(sequence, BorrowingSequence)
     sequence.follow(target.keep_features(), target)
     return sequence
@@ -164,6 +164,23 @@ def test_sessions_that_draft_at_a_time_get_what_each_gets_alone(rounded: Pair) -
         alone = list(map(draft, texts))
         with ThreadPoolExecutor(4) as threads:
             assert all(map(equal, threads.map(draft, texts), alone))
+
+
+def test_an_assistant_drafts_anywhere_in_its_targets_context(rounded: Pair) -> None:
+    tokens = some_tokens(rounded[0], LENGTH + 1)
+    with (
+        load_native(rounded[0], NativeSettings()) as model,
+        load_native(rounded[1], NativeSettings()) as assistant,
+        model.open(LENGTH) as target,
+    ):
+        target.keep_features()
+        target.forward(tokens[:LENGTH], 0)
+        rows = list[Any]()
+        for own_length in (LENGTH, 16):
+            with opened(assistant, target, own_length) as sequence:
+                sequence.begin(LENGTH - 10)
+                rows.append(drafted(sequence, tokens[LENGTH - 10 :], 5)[1])
+        assert equal(*rows)
 
 
 def test_an_assistant_has_no_cache_and_computes_nothing_without_its_target(pair: Pair) -> None:

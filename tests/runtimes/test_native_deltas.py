@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,14 +23,14 @@ from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native import rewinds
 from edgespec.runtimes.native.cache import NativeCache
 from edgespec.runtimes.native.layout import read_layout, unsupported_reason
-from edgespec.runtimes.native.library import BAD_REQUEST, OK, load
+from edgespec.runtimes.native.library import BAD_REQUEST, OK, Threads, load
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.rewinds import Checkpoints, held_bytes
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.runtimes.contract import equal, logits
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
-from tests.support.native_batches import Work, batch_of
+from tests.support.native_batches import Work, batch_of, part_of
 from tests.support.native_models import restored, some_tokens
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels
@@ -256,16 +258,52 @@ def test_a_prompt_in_slices_is_kept_where_it_begins_and_ends(tmp_path: Path) -> 
         assert sorted(sequence._checkpoints.states) == [699, 900, 1699]
 
 
-def test_a_copy_leaves_the_room_of_keys_untouched_that_layers_with_a_state_have(paths: dict[str, Path]) -> None:
+def test_layers_with_a_state_have_no_keys_to_read_or_write(paths: dict[str, Path]) -> None:
+    """Their parts are numbered all the same: those of the keys, then those of the values, two of each layer."""
     with load_native(paths["Q8_0"], NativeSettings()) as model, model.open(LENGTH) as sequence:
         api, handle, length = load().api, sequence._native._open(), 16
         sequence.forward(some_tokens(paths["Q8_0"], length), 0)
-        marked = np.ones(api.es_part_bytes(handle, 0, 0, length), np.uint8)
-        assert api.es_write_part(handle, 0, 0, length, marked.ctypes.data, len(marked)) == OK, "of the first layer"
+        for number in range(16):
+            size = api.es_part_bytes(handle, number, 0, length)
+            part = np.zeros(size, np.uint8)
+            status = OK if number % 8 in (6, 7) else BAD_REQUEST
+            for call in (api.es_read_part, api.es_write_part):
+                assert call(handle, number, 0, length, part.ctypes.data, size) == status, number
+            assert size == 2 * 16 * length
+            assert part.any() == (status == OK)
+        assert not api.es_part_bytes(handle, 16, 0, length)
+
+
+def test_a_model_without_attention_has_no_cache(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", architecture="qwen35", quant="Q8_0", layers=2, interval=3)
+    tokens = some_tokens(path, 60)
+    with load_native(path, NativeSettings(threads=2)) as model, model.open(LENGTH) as sequence:
+        assert model.facts.kv_bytes_per_token == 0
+        rows = [sequence.forward([token], 1).logits(0) for token in tokens]
         with sequence.fork() as other:
-            found = marked.copy()
-            assert api.es_read_part(other._native._open(), 0, 0, length, found.ctypes.data, len(found)) == OK
-            assert not found.any()
+            other.rewind(50)
+            assert equal(logits(other.forward(tokens[50:], 10)), rows[50:])
+        with restored(model, sequence, 50, LENGTH) as other:
+            assert equal(logits(other.forward(tokens[50:], 10)), rows[50:])
+
+
+def test_the_library_refuses_a_layer_that_shares_the_cache_of_one_with_a_state(paths: dict[str, Path]) -> None:
+    with load_native(paths["Q8_0"], NativeSettings()) as model:
+        part = part_of(model)
+        part.struct.layer[3].cache_layer = 0
+        assert not part.library.api.es_batch_open(part.struct, Threads(count=1), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say what is mapped")
+def test_a_cache_maps_as_much_as_it_says(paths: dict[str, Path]) -> None:
+    def mapped() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+    context = 2**22
+    with load_native(paths["Q8_0"], NativeSettings()) as model:
+        before, cache_bytes = mapped(), model.facts.cache_bytes(context)
+        with model.open(context):
+            assert 0.9 < (mapped() - before) / cache_bytes < 1.5
 
 
 def test_a_tree_is_refused(paths: dict[str, Path]) -> None:

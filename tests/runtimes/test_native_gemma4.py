@@ -141,6 +141,9 @@ CONTRADICTIONS: dict[str, Callable[[GgufHeader], GgufHeader]] = {
     "tensor per_layer_token_embd.weight has shape (192, 7), not (192, 673)": lambda h: with_tensor(
         h, "per_layer_token_embd.weight", (192, 7)
     ),
+    "tensor per_layer_token_embd.weight has shape (192, 1), not (192, 673)": lambda h: with_tensor(
+        with_tensor(h, "token_embd.weight", (64, 673, 1)), "per_layer_token_embd.weight", (192, 1)
+    ),
     "tensor blk.5.layer_output_scale.weight has shape (2,), not (1,)": lambda h: with_tensor(
         h, "blk.5.layer_output_scale.weight", (2,)
     ),
@@ -158,6 +161,19 @@ def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(sharing: Path
     with pytest.raises(ModelFileError) as caught:
         unsupported_reason(CONTRADICTIONS[words](read_header(sharing)))
     assert words in caught.value.message
+
+
+def test_a_tensor_with_too_few_rows_is_refused_even_where_its_shape_was_believed(
+    sharing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgespec.architectures.shape.check_shapes", lambda *_: None)
+    for name, shape, rows in (("per_layer_token_embd", (192, 7), 673), ("blk.0.attn_q", (64, 1), 128)):
+        with pytest.raises(ModelFileError, match=f"tensor {name}.weight is not {rows} rows of {shape[0]}"):
+            unsupported_reason(with_tensor(read_header(sharing), f"{name}.weight", shape))
+
+
+def test_a_shape_may_end_with_ones(sharing: Path) -> None:
+    assert unsupported_reason(with_tensor(read_header(sharing), "token_embd.weight", (64, 673, 1, 1))) is None
 
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {

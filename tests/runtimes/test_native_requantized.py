@@ -152,13 +152,14 @@ def test_sidecars_of_filed_and_requantised_weights_are_not_interchanged(
         assert (not strips) is serves
 
 
-def test_requantising_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [[np.inf], [456000.0, *[132180.0] * 31]])
+def test_requantising_weights_that_four_bits_cannot_hold_is_refused(tmp_path: Path, weights: list[float]) -> None:
     path = written(tmp_path, "F32")
     tensor = next(each for each in read_header(path).tensors if each.name == "blk.1.ffn_up.weight")
     with path.open("r+b") as file:
         file.seek(tensor.offset + 5 * tensor.byte_count // tensor.shape[1])
-        file.write(np.float32(np.inf).tobytes())
-    with pytest.raises(ModelFileError, match=r"row 5 of tensor blk\.1\.ffn_up\.weight"):
+        file.write(np.array(weights, dtype=np.float32).tobytes())
+    with pytest.raises(ModelFileError, match=r"row 5 of tensor blk\.1\.ffn_up\.weight has values that four bits"):
         load_native(path, NativeSettings(), requantized=True)
 
 

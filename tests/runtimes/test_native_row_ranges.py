@@ -18,7 +18,7 @@ from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, has_sidecar
-from edgespec.runtimes.native.tensors import ModelLayout
+from edgespec.runtimes.native.tensors import ModelLayout, WeightTensor
 from edgespec.runtimes.native.weights import NativeWeights, SidecarFile
 from tests.runtimes.contract import equal, logits
 from tests.support.fused_gguf import fused_layout, write_fused
@@ -170,6 +170,12 @@ def test_a_range_of_rows_is_a_tensor_in_the_same_file() -> None:
     part = TENSOR.some_rows(3, 5)
     assert part == TensorInfo("t[3:8]", (64, 5), "Q8_0", 1000 + 3 * 68, 5 * 68)
     assert part.some_rows(1, 2) == TensorInfo("t[3:8][1:3]", (64, 2), "Q8_0", 1000 + 4 * 68, 2 * 68)
+
+
+@pytest.mark.parametrize("rows", [1, 12])
+def test_all_rows_of_a_matrix_are_the_matrix(rows: int) -> None:
+    weight = WeightTensor(replace(TENSOR, shape=(64, rows), byte_count=rows * 68), None, rows, 64)
+    assert weight.some_rows(0, rows) == weight
 
 
 def test_elements_of_a_vector_are_its_rows() -> None:

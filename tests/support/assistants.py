@@ -31,10 +31,11 @@ def written_pair(folder: Path, **settings: Any) -> Pair:
     return target, write_tiny_gguf(folder / "assistant.gguf", **{**ASSISTANT, "seed": 1, **settings})
 
 
-def agreeing_pair(folder: Path) -> Pair:
+def agreeing_pair(folder: Path, drafter_context: int = 2048) -> Pair:
     """The same, as wide, whose assistant mostly drafts what the target chooses: both nearly look up a token."""
     target = write_tiny_gguf(folder / "agreeing.gguf", **{**SHARING, "width": 128})
-    assistant = write_tiny_gguf(folder / "its-assistant.gguf", **{**ASSISTANT, "width": 128})
+    own = {**ASSISTANT, "width": 128, "context_length": drafter_context}
+    assistant = write_tiny_gguf(folder / "its-assistant.gguf", **own)
     for path in (target, assistant):
         signs = np.where(np.random.default_rng(5).random(128) < 0.5, -1.0, 1.0).astype("<f4")
         with path.open("r+b") as file:

@@ -274,6 +274,8 @@ class _Reader:
         tensor = self._tensors[name]
         if tensor.type_name not in TYPES:
             raise UnsupportedError(f"it has no kernels for {tensor.type_name} ({name})")
+        if tensor.elements != rows * columns:
+            raise ModelFileError(self._header.path, f"tensor {name} is not {rows} rows of {columns}")
         _, block, _ = GGML_TYPES[TYPES[tensor.type_name]]
         if columns % block:
             raise ModelFileError(

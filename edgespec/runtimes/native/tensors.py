@@ -62,6 +62,8 @@ class WeightTensor:
 
     def some_rows(self, first: int, rows: int) -> WeightTensor:
         """These rows as a matrix, such as the queries' of a tensor of queries, keys and values. Raises ValueError."""
+        if (first, rows) == (0, self.rows):  # also of a matrix with one row, whose shape is a padded vector's
+            return self
         tensor = self.tensor.some_rows(first, rows)
         bias = None if self.bias is None else self.bias.some_rows(first, rows)
         return replace(self, tensor=tensor, bias=bias, rows=rows)

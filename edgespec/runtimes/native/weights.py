@@ -353,8 +353,8 @@ class NativeWeights:
             return int(api.es_relay(weight.type_number, source, rows, columns, tiles))
         kept = np.empty(rows * weight.kept_row_bytes, dtype=np.uint8)
         bad = int(api.es_coarsen(weight.file_type_number, source, rows, columns, kept.ctypes.data, self._level))
-        api.es_relay(weight.type_number, kept.ctypes.data, rows, columns, tiles)
-        return bad
+        unfit = int(api.es_relay(weight.type_number, kept.ctypes.data, rows, columns, tiles))
+        return bad if bad >= 0 else unfit
 
     def agrees_with_file(self, weight: WeightTensor) -> bool:
         """Whether the first and the last tile of a matrix equal what the file's rows give.
