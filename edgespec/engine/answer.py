@@ -315,6 +315,13 @@ class AnswerTask:
         self._ahead.put(None)
 
 
+def done_with(done: Done) -> Future[Done]:
+    """The future of an end that has come."""
+    future = Future[Done]()
+    future.set_result(done)
+    return future
+
+
 class Generation:
     """Events of one answer, ending with Done. Created by ``Session.generate``; decoding starts at the first ``next``.
 
@@ -329,7 +336,7 @@ class Generation:
         *,
         start: Callable[[], None],
         cancel: Callable[..., None],
-        settle: Callable[[], Done],
+        settle: Callable[[], Future[Done]],
     ) -> None:
         self._task = task
         self._waiting = deque[Event]()  # events that came with the last one
@@ -363,9 +370,12 @@ class Generation:
                 except BaseException:  # interrupted while waiting
                     self.close()
                     raise
-            if (event := self._given(given)) is not None:
-                return event
-        self._settle()  # another thread may still be closing the answer
+            found = self._given(given)
+            if isinstance(found, Future):
+                return self._outcome()
+            if found is not None:
+                return found
+        self._settle().result()  # another thread may still be closing the answer
         raise StopIteration
 
     @contextlib.contextmanager
@@ -393,8 +403,8 @@ class Generation:
                 self._started = True
             return None
 
-    def _given(self, given: _Given | BaseException | None) -> Event | None:
-        """Count events as delivered and return the first; the end settles the answer. Raises the answer's error.
+    def _given(self, given: _Given | BaseException | None) -> Event | Future[Done] | None:
+        """Count events as delivered and return the first. The end settles the answer: ``_outcome`` once that is done.
 
         None if another thread closed the answer: the events are dropped.
         """
@@ -406,10 +416,7 @@ class Generation:
                 self._waiting.extend(given.events[1:])
                 return given.events[0]
             self._ended, self._error = True, given
-        done = self._settle()
-        if given is not None:
-            raise given
-        return done
+        return self._settle()
 
     def result(self) -> Done:
         """Read the rest of the answer and return its last event; again without waiting if it is read.
@@ -430,9 +437,10 @@ class Generation:
         return self._outcome()
 
     def _outcome(self) -> Done:
+        done = self._settle().result()
         if self._error is not None:
             raise self._error
-        return self._settle()
+        return done
 
     @property
     def text(self) -> str:
@@ -470,7 +478,7 @@ class Generation:
             self._ended = True
             return
         self._abandon()
-        self._settle()
+        self._settle().result()
 
     def _abandon(self) -> None:
         with self._step:
@@ -508,9 +516,13 @@ class Generation:
             except BaseException:  # cancelled: ``aclose`` or the session's next use settles the answer
                 self._abandon()
                 raise
-        if (event := self._given(given)) is None:
+        found = self._given(given)
+        if isinstance(found, Future):
+            await asyncio.shield(asyncio.wrap_future(found))  # a cancelled wait cancels no end
+            return self._outcome()
+        if found is None:
             raise StopAsyncIteration
-        return event
+        return found
 
     async def aclose(self) -> None:
         """``close`` without blocking the event loop. Also works after a cancelled ``await``."""

@@ -17,7 +17,7 @@ from edgespec.decoding.round_base import LoopLimits, Rounds
 from edgespec.decoding.sampling import Chooser, Sampling, SamplingFields, seeded
 from edgespec.decoding.serial import DecodeLoop
 from edgespec.drafters.combination import Combination, CombinationState
-from edgespec.engine.answer import AnswerTask, Generation
+from edgespec.engine.answer import AnswerTask, Generation, done_with
 from edgespec.engine.events import Done
 from edgespec.engine.functions import MOST_ROUNDS, Function, OnEvent, ToolRounds, tools_of
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation, neighbours_of
@@ -576,23 +576,22 @@ class Session:
         finally:
             self._lock.release()
 
-    def _settle(self, answer: AnswerTask) -> Done:
-        """End the turn at the last token that the reader got, and return its Done. Any thread, more than once."""
-        answer.abandon()  # the reader has left, also if the wait below is interrupted
-        ended = None if self._process.left else self._end(answer)
-        return answer.done(None, None) if ended is None else ended.result()
+    def _settle(self, answer: AnswerTask) -> Future[Done]:
+        """End the turn at the last token that the reader got: a job on its thread before any later answer begins.
 
-    def _end(self, answer: AnswerTask) -> Future[Done] | None:
-        """The end of the answer, a job on its thread before any later answer begins. None if it never began."""
-        with self._lock:
-            if answer.ended is None and self._active is answer:
-                try:  # a Ctrl-C may come when the job is queued already: the next use queues it again
-                    answer.ended = self._target.submit(partial(self._end_turn, answer))
-                except ClosedError:  # the thread has done its last job
-                    done = self._end_turn(answer)
-                    answer.ended = Future()
-                    answer.ended.set_result(done)
-            return answer.ended
+        Its result is the answer's Done; it is there if the answer never began. Any thread, more than once.
+        """
+        answer.abandon()  # the reader has left, also if the wait for the end is interrupted
+        if not self._process.left:
+            with self._lock:
+                if answer.ended is None and self._active is answer:
+                    try:  # a Ctrl-C may come when the job is queued already: the next use queues it again
+                        answer.ended = self._target.submit(partial(self._end_turn, answer))
+                    except ClosedError:  # the thread has done its last job
+                        answer.ended = done_with(self._end_turn(answer))
+                if answer.ended is not None:
+                    return answer.ended
+        return done_with(answer.done(None, None))
 
     def _end_turn(self, answer: AnswerTask) -> Done:
         with self._lock:
@@ -663,7 +662,7 @@ class Session:
             return
         if not answer.abandoned:
             raise busy()
-        self._settle(answer)
+        self._settle(answer).result()
         self._conversation.forget_text()
 
     def close(self) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import gc
 import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from edgespec.errors import (
     TemplateError,
 )
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.text.conversation.conversation import Conversation
 from tests.engine.answers import SAMPLED, WAIT_S, plain_text
 from tests.support.command_line import run_python
 from tests.support.http_server import wait_until
@@ -114,6 +116,25 @@ def test_async_for_gives_the_answer_without_blocking_the_event_loop(engine: Engi
     assert ticks > 40  # the event loop was not blocked
 
 
+def test_the_event_loop_runs_while_the_end_of_an_answer_is_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, released, loops = Conversation.end, threading.Event(), list[asyncio.AbstractEventLoop]()
+
+    def slow(self: Conversation, *arguments: Any) -> None:
+        loops[0].call_soon_threadsafe(released.set)
+        assert released.wait(WAIT_S), "the event loop is blocked here"
+        end(self, *arguments)
+
+    async def main() -> None:
+        with engine.session() as session:
+            loops.append(asyncio.get_running_loop())
+            assert len((await session.generate("hello", max_tokens=3).aresult()).token_ids) == 3
+
+    monkeypatch.setattr(Conversation, "end", slow)
+    asyncio.run(main())
+
+
 def test_async_reading_raises_errors_and_aclose_frees_the_session(engine: Engine) -> None:
     async def main() -> None:
         with engine.session() as session:
@@ -191,7 +212,7 @@ def test_aclose_after_a_cancelled_await_waits_until_the_session_is_free(slow_eng
             await asyncio.wait([reading])
             settle, released = generation._settle, threading.Event()
 
-            def when_released() -> Done:
+            def when_released() -> Future[Done]:
                 assert released.wait(WAIT_S), "the event loop is blocked here"
                 return settle()
 
