@@ -311,8 +311,9 @@ class AnswerTask:
 
     def abandon(self) -> None:
         """Stop after the running round: the reader is gone. Never waits."""
-        self.abandoned = True
-        self._ahead.put(None)
+        if not self.abandoned:
+            self.abandoned = True
+            self._ahead.put(None)
 
 
 def done_with(done: Done) -> Future[Done]:

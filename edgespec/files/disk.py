@@ -51,7 +51,7 @@ def read_bounded(path: Path | str, most_bytes: int) -> bytes:
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     with open(path, "rb") as file:  # noqa: PTH123
-        data = file.read(most_bytes + 1)
+        data = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)  # as many are taken from memory
     if len(data) > most_bytes:
         raise ValueError(f"it is too large: more than {readable_bytes(most_bytes)}")
     return data

@@ -345,11 +345,12 @@ def _ranked(scores: LogitsArray, count: int) -> IdArray:
 
 def highest(scores: FloatArray | LogitsArray, count: int) -> IdArray:
     """Columns of the ``count`` highest scores, at most of all, best first; ties go to the lowest column."""
-    columns = np.arange(len(scores))
     if count < len(scores):
         # All at the border, so that ties there are decided by column, not by chance.
         border = np.partition(scores, len(scores) - count)[len(scores) - count]
         columns = np.flatnonzero(scores >= border)
+    else:
+        columns = np.arange(len(scores))
     order: IdArray = columns[np.argsort(-scores[columns], kind="stable")][:count]
     return order
 

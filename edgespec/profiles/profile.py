@@ -240,14 +240,14 @@ def _project_layer(cwd: Path) -> tuple[Layer | None, str | None]:
     cwd, ignored = cwd.absolute(), None
     for folder in (cwd, *cwd.parents):
         path = folder / PROJECT_FILE
-        if is_file(path) and not _is_own(path):
+        if is_file(path) and not _is_trusted(path):
             ignored = ignored or f"{path} is another user's file and was not read; a copy that is yours is read"
         elif (layer := _table_file_layer(path)) is not None:
             return layer, ignored
     return None, ignored
 
 
-def _is_own(path: Path) -> bool:
+def _is_trusted(path: Path) -> bool:
     """Whether the file is this user's or root's: anyone may write into some folders above, such as /tmp."""
     if not hasattr(os, "geteuid"):  # Windows
         return True

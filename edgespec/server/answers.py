@@ -248,8 +248,8 @@ class _Held:
             self._ending.callback(self._call_soon, partial(loaded.memory.leave, own))
             self._ending.enter_context(loaded.pool.user())
             loaded.memory.enter(own)
+            self.turn.holds_session, self.turn.end_answer = True, self.end_answers
             await self._with_memory(self._take)
-        self.turn.holds_session, self.turn.end_answer = True, self.end_answers
 
     async def _with_memory(self, step: Callable[[], T]) -> T:
         """The result of ``step``. If memory is short, it is tried again whenever another request gives some back.

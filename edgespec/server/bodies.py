@@ -34,7 +34,7 @@ class _Large:
 class BodyReader:
     """Reads and parses bodies. The large ones that arrive at the same time have a limit together.
 
-    Those of one of several owners may have half of it.
+    Those of one of several owners may have half of it, or a single body.
     """
 
     def __init__(self, most_bytes: int = MOST_BODIES_BYTES) -> None:
@@ -100,7 +100,7 @@ class BodyReader:
             large.size = size
             self._large.add(large)
             of_owner = sum(each.size for each in self._large if each.owner == large.owner)
-            if self.held > self._most or (large.owner is not None and of_owner > self._most // 2):
+            if self.held > self._most or (large.owner is not None and of_owner > max(self._most // 2, size)):
                 message = "too many large requests arrive at the same time"
                 raise ApiError(message, status=429, code="queue_full", retry_s=RETRY_S)
 

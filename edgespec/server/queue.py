@@ -86,7 +86,6 @@ class RequestQueue:
         else:
             if self._full_for(asker):
                 raise self._later("too many requests are waiting")
-            self._shorten_writes()
             await self._wait(asker)
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -98,8 +97,11 @@ class RequestQueue:
             self._begin_next()
 
     def _has_slot_for(self, asker: _Asker) -> bool:
-        most = self.most_running if asker.owner is None else max(1, self.most_running - 1)
-        return self.running < self.most_running and self._running_of(asker) < most
+        return self.running < self.most_running and self._may_run(asker)
+
+    def _may_run(self, asker: _Asker) -> bool:
+        """Whether a free slot would be for it: one is left to other owners."""
+        return asker.owner is None or self._running_of(asker) < max(1, self.most_running - 1)
 
     def _running_of(self, asker: _Asker) -> int:
         """The running requests of its owner."""
@@ -124,6 +126,8 @@ class RequestQueue:
     async def _wait(self, asker: _Asker) -> None:
         """Wait for a slot."""
         self._waiting.append(asker)
+        if self._may_run(asker):
+            self._shorten_writes()
         try:
             async with asker.limit:
                 await asker.begun.wait()
@@ -144,8 +148,11 @@ class RequestQueue:
 
     @asynccontextmanager
     async def writing(self, longest_s: float) -> AsyncIterator[None]:
-        """Raise TimeoutError if the block, which sends a part of an answer, takes longer; sooner if requests wait."""
-        limit = asyncio.timeout(min(longest_s, LONGEST_WRITE_BEFORE_OTHERS_S) if self.waiting else longest_s)
+        """Raise TimeoutError if the block, which sends a part of an answer, takes longer; sooner if requests wait for
+        its slot.
+        """
+        others = any(map(self._may_run, self._waiting))
+        limit = asyncio.timeout(min(longest_s, LONGEST_WRITE_BEFORE_OTHERS_S) if others else longest_s)
         async with limit:
             self._writes[limit] = asyncio.get_running_loop().time()
             try:

@@ -103,7 +103,7 @@ def kept_settings(model: FoundModel) -> KeptSettings:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(
             model.settings,
-            f"Ollama's settings of {model.name} cannot be read: {reason_of(error)}",
+            f"Ollama's settings of {model.name} cannot be read: {error}",
             hint="pull it with Ollama again",
         ) from error
     stop, sampling, unused = _parameters(told if isinstance(told, dict) else {})

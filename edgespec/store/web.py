@@ -34,6 +34,7 @@ RETRY_STATUSES = frozenset({429, 500, 502, 503, 504})
 MAX_REDIRECTS = 10
 
 _CHECK = "check the network, or use --offline with what is already on this machine"
+_PLAIN = "a server behind a proxy has to redirect to https; or a network's sign-in page is answering"
 _SIGN_IN = "a network's sign-in page may be answering: open a browser, sign in, and try again"
 _READ_BY_THE_CLIENT = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _READ_HERE = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -259,7 +260,7 @@ class Web:
         except ValueError as error:
             raise UnreachableError(f"{self.host} redirects to an address that cannot be read", hint=_CHECK) from error
         if own[0] == "https" != scheme:
-            raise UnreachableError(f"{self.host} redirects to an address without encryption", hint=_SIGN_IN)
+            raise UnreachableError(f"{self.host} redirects to an address without encryption", hint=_PLAIN)
         if own == (scheme, host):
             return new, headers
         return new, {name: value for name, value in headers.items() if name.lower() != "authorization"}

@@ -157,7 +157,7 @@ def test_profiles_show_prints_the_origin_of_each_value(
     assert re.search(r"^depth +=.*3 .*# EDGESPEC_DEPTH$", text, re.MULTILINE)
     assert re.search(r'^runtime += "native" +# EDGESPEC_RUNTIME$', text, re.MULTILINE)
     assert re.search(r'^draft_runtime += "auto" +# built-in default.toml$', text, re.MULTILINE)
-    monkeypatch.setattr("edgespec.profiles.profile._is_own", lambda _file: False)
+    monkeypatch.setattr("edgespec.profiles.profile._is_trusted", lambda _file: False)
     assert f"{tmp_path / 'edgespec.toml'} is another user's file" in succeeded(here("profiles", "show", "mine")).err
 
 

@@ -440,6 +440,36 @@ async def test_a_client_that_takes_nothing_does_not_hold_its_place_before_others
     await second
 
 
+@pytest.mark.anyio
+async def test_a_request_that_would_not_get_the_place_ends_no_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two keys has all places that it may have, and waits for one of them."""
+    monkeypatch.setattr(request_queue, "LONGEST_WRITE_BEFORE_OTHERS_S", 0.05)
+    queue = RequestQueue(3, 5)
+    slow, done = asyncio.Event(), asyncio.Event()
+
+    async def answer(owner: str, until: asyncio.Event) -> None:
+        async with queue.turn(owner=owner), queue.writing(60.0):
+            await until.wait()
+
+    other = asyncio.create_task(answer("b", slow))
+    own = [asyncio.create_task(answer("a", done)) for _ in range(2)]
+    await asyncio.sleep(0)
+
+    async def third() -> None:
+        async with queue.turn(owner="a"):
+            pass
+
+    waiting = asyncio.create_task(third())
+    later = asyncio.create_task(answer("b", slow))  # it begins to send while the other waits
+    await asyncio.sleep(0.3)
+    assert (queue.running, queue.waiting) == (3, 2)
+    assert not other.done(), "its place would not be the waiting one's"
+    done.set()
+    await asyncio.gather(*own, waiting)
+    slow.set()
+    await asyncio.gather(other, later)
+
+
 def test_the_queue_has_room_for_a_few_programs() -> None:
     queue = RequestQueue()
     assert (queue.most_running, queue._most_waiting, queue._longest_wait_s) == (4, 64, 600.0)  # the defaults

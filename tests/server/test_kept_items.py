@@ -157,6 +157,13 @@ async def test_one_owner_of_several_has_half_of_the_room_for_large_bodies() -> N
         request = HttpRequest({"type": "http", "headers": []}, receive)
         await reader.read(request, dict, RequestBudget(1), threads, owner=owner)
 
+    reader._most = 200_000
+    only = asyncio.create_task(arriving("a"))
+    await asyncio.sleep(0)
+    assert reader.held == 150_000, "a single one may have more than half, else it would never be taken"
+    only.cancel()
+    await asyncio.wait([only])
+    reader._most = 400_000
     first = asyncio.create_task(arriving("a"))
     await asyncio.sleep(0)
     with pytest.raises(ApiError, match="too many large requests"):

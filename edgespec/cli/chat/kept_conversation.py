@@ -52,7 +52,8 @@ class KeptConversation:
                 "no conversation is kept", hint="`edgespec chat` begins one, and keeps it unless history = false"
             ) from error
         except (OSError, ValueError) as error:
-            raise InvalidRequestError(f"{path} cannot be read: {reason_of(error)}") from error
+            hint = None if isinstance(error, OSError) else "`edgespec memory clear` removes it"
+            raise InvalidRequestError(f"{path} cannot be read: {reason_of(error)}", hint=hint) from error
         try:
             document = parse_object(path, data)
             kept = read(KeptConversation, document, ignore_unknown=True)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
 
+from edgespec import errors
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import ESCAPES, EdgespecError, InvalidRequestError
 from edgespec.files.disk import counted, megabytes
@@ -118,7 +119,8 @@ def print_error(error: EdgespecError, *, as_json: bool) -> None:
     if error.hint:
         note(f"hint: {error.hint}")
     if as_json:
-        print_json({"error": {"type": type(error).__name__, "message": error.message, "hint": error.hint}})
+        public = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__)
+        print_json({"error": {"type": public, "message": error.message, "hint": error.hint}})
 
 
 def decode_input(data: bytes) -> str:

@@ -104,9 +104,8 @@ def read_text(path: Path) -> str:
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
         ) from error
     except (OSError, ValueError) as error:
-        raise InvalidRequestError(
-            f"the text {path} cannot be read: {reason_of(error)}", hint="give a file of text to --trim-from"
-        ) from error
+        hint = "give a file of text to --trim-from" if isinstance(error, OSError) else "give a sample of the text"
+        raise InvalidRequestError(f"the text {path} cannot be read: {reason_of(error)}", hint=hint) from error
     if not text.strip():
         raise InvalidRequestError(f"{path} holds no text", hint="give a file with text similar to the text to draft")
     return text
