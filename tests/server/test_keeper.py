@@ -450,24 +450,21 @@ async def test_a_request_that_would_not_get_the_place_ends_no_slow_answer(monkey
     async def answer(owner: str, until: asyncio.Event) -> None:
         async with queue.turn(owner=owner), queue.writing(60.0):
             await until.wait()
+        async with queue.turn(owner=owner), queue.writing(60.0):  # begun while the other waits
+            await slow.wait()
 
-    other = asyncio.create_task(answer("b", slow))
-    own = [asyncio.create_task(answer("a", done)) for _ in range(2)]
+    other = asyncio.create_task(answer("b", done))
+    own = [asyncio.create_task(answer("a", slow)) for _ in range(2)]
     await asyncio.sleep(0)
-
-    async def third() -> None:
-        async with queue.turn(owner="a"):
-            pass
-
-    waiting = asyncio.create_task(third())
-    later = asyncio.create_task(answer("b", slow))  # it begins to send while the other waits
-    await asyncio.sleep(0.3)
-    assert (queue.running, queue.waiting) == (3, 2)
+    waiting = asyncio.create_task(answer("a", slow))
+    await asyncio.sleep(0.2)
+    assert (queue.running, queue.waiting) == (3, 1)
     assert not other.done(), "its place would not be the waiting one's"
     done.set()
-    await asyncio.gather(*own, waiting)
+    await asyncio.sleep(0.2)
+    assert not other.done()
     slow.set()
-    await asyncio.gather(other, later)
+    await asyncio.gather(other, *own, waiting)
 
 
 def test_the_queue_has_room_for_a_few_programs() -> None:
