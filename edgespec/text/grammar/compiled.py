@@ -22,6 +22,7 @@ from edgespec.files.installation import install_command
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
+from edgespec.text.grammar.gbnf import is_gbnf, plain_gbnf
 from edgespec.text.grammar.lenient import opened, readable
 from edgespec.text.grammar.size import MOST_ITEMS, MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -272,9 +273,9 @@ def _grammar(form: Form) -> str:
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(lark_text, json.loads(form.text))))
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.text)
-    if form.kind == "call":
+    if form.kind == "call" or not is_gbnf(form.text):
         return LLMatcher.grammar_from_lark(form.text)
-    return grammar_from("grammar", form.text)
+    return grammar_from("gbnf", plain_gbnf(form.text))
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:
