@@ -156,8 +156,16 @@ def test_a_schema_of_a_tool_that_cannot_be_kept_is_refused_or_a_warning(tools_se
 def test_a_form_that_excludes_calls_is_refused_with_tools_by_its_field(tools_server: Running) -> None:
     error = tools_server.post(messages=ASK, tools=TOOLS, guided_regex="a").json()["error"]
     assert error["param"] == "guided_regex"
-    error = tools_server.post(messages=ASK, tools=TOOLS, format="json", tool_choice="required").json()["error"]
+    error = tools_server.post(messages=ASK, tools=TOOLS, guided_regex="a", tool_choice="required").json()["error"]
     assert error["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_schema_of_the_answer_does_not_count_where_a_call_is_required(tools_server: Running, choice: Any) -> None:
+    kept = {"type": "json_schema", "json_schema": {"schema": {"enum": [7]}, "strict": True}}
+    ask = {"messages": ASK, "tools": [tool(parameters=PLACE)], "tool_choice": choice}
+    (reply,) = tools_server.post(**ask, response_format=kept).json()["choices"]
+    assert reply["finish_reason"] == "tool_calls"
 
 
 def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:
