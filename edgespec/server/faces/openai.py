@@ -263,7 +263,11 @@ def _text_logprobs(part: Part) -> dict[str, Any] | None:
     return {
         "tokens": [_name(each.data) for each in part.tokens],
         "token_logprobs": [_number(each.logprob) for each in part.tokens],
-        "top_logprobs": [{_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens],
+        # OpenAI's have the answer's token too, whether it is one of the likeliest or not.
+        "top_logprobs": [
+            {_name(token): _number(logprob) for token, logprob in (*each.top, (each.data, each.logprob))}
+            for each in part.tokens
+        ],
         "text_offset": [each.offset for each in part.tokens],
     }
 

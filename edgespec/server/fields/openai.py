@@ -243,7 +243,7 @@ _OBEYED = (
     Field(
         "logprobs",
         {"anyOf": [{"const": False}, _TOP]},
-        "log-probabilities, with this many of the likeliest tokens each",
+        "log-probabilities, with this many of the likeliest tokens each, and that of the answer's own",
         COMPLETION,
         _top,
     ),
