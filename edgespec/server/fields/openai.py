@@ -53,7 +53,7 @@ from edgespec.server.forms import (
     response_format,
     structured_outputs,
 )
-from edgespec.server.json_schema import Schema
+from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.text.conversation.thinking import SWITCH
 from edgespec.text.conversation.variables import DOCUMENTS, check_variables
@@ -88,12 +88,20 @@ _TOKENS: Schema = {
     "maxItems": MOST_BIASED,
 }
 _BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
+_BIAS_OR_BAN: Schema = {"anyOf": [_BIAS, {"const": False}]}
 _BIASES: Schema = {
     "type": ["object", "null"],
-    "patternProperties": {"^[0-9]{1,9}$": {"anyOf": [_BIAS, {"const": False}]}},
+    "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN},
     "additionalProperties": False,
     "maxProperties": MOST_BIASED,
 }
+# llama.cpp's other form: tokens with their biases.
+_PAIRS: Schema = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": ["number", "string", "boolean"]}, "minItems": 2, "maxItems": 2},
+    "maxItems": MOST_BIASED,
+}
+_ID = whole(0, 10**9 - 1)
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [FLAG, TEXT]}
 _DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
@@ -126,9 +134,16 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
     return tuple(each if isinstance(each, str) else tuple(map(int, each)) for each in (given if several else [given]))
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
-    """False bans a token, as in llama.cpp."""
-    return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+def _biases(given: Mapping[str, float] | list[list[Any]]) -> dict[int, float] | None:
+    """False bans a token, as in llama.cpp. Raises ApiError."""
+    pairs = given if isinstance(given, list) else [[int(token), bias] for token, bias in given.items()]
+    for token, bias in pairs:
+        if isinstance(token, str):
+            raise unsupported("logit_bias", "a bias of a text")
+        if not fits(_ID, token) or not fits(_BIAS_OR_BAN, bias):
+            message = f"logit_bias has pairs of {wanted(_ID)} and {wanted(_BIAS_OR_BAN)}, not {[token, bias]!r:.40}"
+            raise ApiError(message, param="logit_bias")
+    return {int(token): BIASES.least if bias is False else bias for token, bias in pairs} or None
 
 
 def _unnamed(given: Any) -> dict[str, float] | None:
@@ -298,8 +313,8 @@ _OBEYED = (
     ),
     Field(
         "logit_bias",
-        _BIASES,
-        "numbers that are added to the scores of tokens; -100, or false, bans one",
+        {"anyOf": [_BIASES, _PAIRS]},
+        "numbers that are added to the scores of tokens, by id or in pairs with it; -100, or false, bans one",
         ALL,
         _biases,
         sets="sampling.logit_bias",
