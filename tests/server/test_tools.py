@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from edgespec.server.faces.openai import read_chat
 from tests.engine.test_tools import TEMPLATE, tool
 from tests.server.test_http import events
 from tests.support.http_server import Running, running
@@ -104,7 +105,6 @@ def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list
     ("field", "value", "code"),
     [
         ("tools", [{"type": "function"}], None),
-        ("tools", [{"type": "web_search"}], None),
         ("tools", [TOOLS[0], TOOLS[0]], None),
         ("tool_choice", "weather", None),
         ("tool_choice", {"type": "function", "function": {"name": "clock"}}, None),
@@ -120,6 +120,27 @@ def test_wrong_tools_and_choices_are_refused(
     error = response.json()["error"]
     assert (error["param"], error["code"], error["type"]) == (field, code, "invalid_request_error")
     assert error["message"]
+
+
+def test_tools_that_are_not_functions_are_left_out_with_a_warning(tools_server: Running, says: list[str]) -> None:
+    says += ["It is ", "cold."]
+    custom = {"type": "custom", "custom": {"name": "sql"}}
+    reply = tools_server.post(messages=ASK, tools=[*TOOLS, custom, {"type": "web_search"}], max_tokens=20).json()
+    assert reply["choices"][0]["message"]["content"] == "It is cold."
+    assert reply["edgespec"]["warnings"] == [
+        "tools of the type custom, web_search are left out: only functions are called"
+    ]
+
+
+def test_allowed_tools_are_the_only_ones_that_are_called(client: openai.OpenAI) -> None:
+    both: Any = [tool(parameters=PLACE), tool("clock", parameters=PLACE)]
+    allowed: Any = {"mode": "required", "tools": [NAMED]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    (found,) = client.chat.completions.create(model="tiny", messages=ASK, tools=both, tool_choice=choice).choices
+    assert [call.function.name for call in found.message.tool_calls or [] if call.type == "function"] == ["weather"]
+    choice["allowed_tools"] = {"tools": [NAMED]}
+    request = read_chat({"messages": ASK, "tools": both, "tool_choice": choice})
+    assert (request.tools, request.tool_choice) == ((both[0],), "auto")
 
 
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}

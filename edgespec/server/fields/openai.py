@@ -273,7 +273,7 @@ _OBEYED = (
     Field(
         "tools", OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
     ),
-    Field("tool_choice", CHOICE, "whether the model may call them, or must", CHAT, texts=True),
+    Field("tool_choice", CHOICE, "whether the model may call them, or must, or may call some", CHAT, texts=True),
     Field("parallel_tool_calls", FLAG, "whether an answer may have several calls, or the first only", CHATS),
     _form("response_format", RESPONSE_FORMAT, response_format),
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
