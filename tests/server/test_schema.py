@@ -237,6 +237,7 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
     assert read_chat({"messages": HI, "n_predict": 0}).max_tokens == 0, "the prompt is read for later"
     assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None
+    assert read_completion({"prompt": "x", "max_tokens": 0}).max_tokens == 0
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6

@@ -171,11 +171,16 @@ _refused = partial(refused, apis=ALL)
 _ignored = partial(ignored, apis=ALL)
 
 
-def _length(name: str, apis: tuple[str, ...] = ALL) -> Field:
+def _length(name: str, apis: tuple[str, ...]) -> Field:
     meaning = "the most tokens of an answer; without it, or with -1, the rest of the context"
     schema = {"anyOf": [{"const": -1}, {**LENGTH, "maximum": MOST_WHOLE}]}
     shown = {"anyOf": [{"type": "null"}, {"const": -1}, LENGTH]}
     return Field(name, schema, meaning, apis, int, "max_tokens", shown)
+
+
+def _length_or_none(name: str, apis: tuple[str, ...]) -> Field:
+    meaning = "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context"
+    return Field(name, whole(-1, MOST_WHOLE), meaning, apis, int, "max_tokens")
 
 
 def _variable(name: str, schema: Schema, meaning: str, own: Own) -> Field:
@@ -220,18 +225,12 @@ _OBEYED = (
     ),
     Field("continue_final_message", FLAG, "whether the last message is the assistant's, which is continued", CHATS),
     Field("add_generation_prompt", FLAG, "whether the last message is another's", CHATS),
-    _length("options.num_predict"),
+    _length("options.num_predict", ALL),
     _length("max_completion_tokens", CHATS),
-    _length("max_tokens"),
-    _length("max_completion_tokens", TEXTS),
-    Field(
-        "n_predict",
-        whole(-1, MOST_WHOLE),
-        "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context",
-        ALL,
-        int,
-        "max_tokens",
-    ),
+    _length("max_tokens", CHATS),
+    _length_or_none("max_tokens", TEXTS),
+    _length_or_none("max_completion_tokens", TEXTS),
+    _length_or_none("n_predict", ALL),
     _variable(
         "chat_template_kwargs",
         _VARIABLES,
