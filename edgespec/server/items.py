@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from edgespec.server.strict_json import check_text, check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING
 
 _JOIN = "__"
+_FUNCTION = "function"
 
 
 def flat_name(namespace: object, name: str) -> str:
@@ -106,16 +107,26 @@ class Offered:
     warnings: tuple[str, ...] = ()
 
 
+def read_chat_tools(given: Sequence[Mapping[str, Any]]) -> Offered:
+    """A chat's functions; tools of other types are left out."""
+    functions = tuple(dict(tool) for tool in given if tool.get("type", _FUNCTION) == _FUNCTION)
+    return Offered(functions=functions, warnings=_left_out(str(tool.get("type", _FUNCTION))[:32] for tool in given))
+
+
 def read_tools(given: list[Mapping[str, Any]]) -> Offered:
     """Functions, and those of namespaces; others run at OpenAI or take other things than JSON, and are left out."""
     tools = [each for tool in given for each in _flat(tool)]
-    known = [each for each in tools if each.kind == "function"]
-    left_out = ", ".join(dict.fromkeys(each.kind for each in tools if each.kind != "function"))
+    known = [each for each in tools if each.kind == _FUNCTION]
     return Offered(
         functions=tuple(each.as_function() for each in known),
         namespaces={each.flat_name: (each.namespace, each.name) for each in known if each.namespace},
-        warnings=(f"tools of the type {left_out} are left out: only functions are called",) if left_out else (),
+        warnings=_left_out(each.kind for each in tools),
     )
+
+
+def _left_out(kinds: Iterable[str]) -> tuple[str, ...]:
+    left_out = ", ".join(dict.fromkeys(kind for kind in kinds if kind != _FUNCTION))
+    return (f"tools of the type {left_out} are left out: only functions are called",) if left_out else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +185,32 @@ def choose_offered(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any],
     if not isinstance(choice, Mapping):
         return offered.functions, choice
     kind = choice.get("type")
-    if kind == "function":
+    if kind == _FUNCTION:
         return offered.functions, {"type": "function", "function": {"name": _chosen(choice)}}
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-        allowed = {_chosen(each) for each in choice["tools"] if isinstance(each, Mapping)}
-        functions = tuple(each for each in offered.functions if each["function"].get("name") in allowed)
-        return functions, choice.get("mode", "auto")
+        return _among(offered, map(_chosen, choice["tools"])), choice.get("mode", "auto")
     raise ApiError(
         f"tool_choice must be auto, none, required, a function or allowed_tools, not {str(kind)[:32]!r}",
         param="tool_choice",
     )
 
 
-def _chosen(choice: Mapping[str, Any]) -> str | None:
-    name = choice.get("name")
-    return flat_name(choice.get("namespace"), name) if isinstance(name, str) else None
+def choose_in_chat(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any], ...], Any]:
+    """The functions that a chat's answer may call, and the choice among them, which the session checks."""
+    named = isinstance(choice, Mapping) and choice.get("type") == "allowed_tools"
+    own = choice.get("allowed_tools") if named else None
+    if not isinstance(own, Mapping) or not isinstance(tools := own.get("tools"), list):
+        return offered.functions, choice
+    names = (_chosen(each.get("function")) for each in tools if isinstance(each, Mapping))
+    return _among(offered, names), own.get("mode", "auto")
+
+
+def _among(offered: Offered, names: Iterable[str | None]) -> tuple[dict[str, Any], ...]:
+    allowed = set(names)
+    return tuple(each for each in offered.functions if _chosen(each.get("function")) in allowed)
+
+
+def _chosen(choice: object) -> str | None:
+    if not isinstance(choice, Mapping) or not isinstance(name := choice.get("name"), str):
+        return None
+    return flat_name(choice.get("namespace"), name)

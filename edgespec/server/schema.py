@@ -113,4 +113,7 @@ def request_of(found: dict[str, Any]) -> Request:
             raise ApiError(f"{name} can only be {json.dumps(is_so)} here: the last message is {last}", param=name)
     if found.get("max_tokens") == -1:  # no limit, as in llama.cpp
         del found["max_tokens"]
+    own = found.get("form")
+    if own is not None and own.form.kind == "schema" and found.get("tool_choice") not in (None, "auto", "none"):
+        del found["form"]  # it is that of a text, and the answer is a call
     return Request(**found)

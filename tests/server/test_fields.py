@@ -206,4 +206,6 @@ def test_the_tables_schemas_use_no_keyword_that_is_not_checked() -> None:
 
     for field in FIELDS:
         assert keywords(field.schema) <= known, field.name
-        assert ("additionalProperties" in json.dumps(field.schema)) == ("patternProperties" in field.schema)
+        assert ("additionalProperties" in json.dumps(field.schema)) == (
+            "patternProperties" in json.dumps(field.schema)
+        )

@@ -163,6 +163,9 @@ def test_a_completion_continues_raw_text(server: Running, engine: Engine) -> Non
     for echo, start in ((False, ""), (True, "Once upon")):
         streamed = events(server.post("/v1/completions", stream=True, echo=echo, **body))
         assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == start + expected.text
+    nothing = server.post("/v1/completions", **{**body, "max_tokens": 0, "echo": True}).json()
+    assert (nothing["choices"][0]["text"], nothing["choices"][0]["finish_reason"]) == ("Once upon", "length")
+    assert nothing["usage"]["completion_tokens"] == 0
 
 
 def test_a_growing_conversation_is_not_read_again(server: Running) -> None:

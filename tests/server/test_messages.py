@@ -74,7 +74,9 @@ def test_every_field_is_read() -> None:
     assert (found.hide_thinking, found.tool_choice, found.parallel_tool_calls) == (True, "required", False)
     function = {"name": "Read", "description": "reads", "parameters": {"type": "object"}}
     assert found.tools == ({"type": "function", "function": function},)
-    assert found.form is not None
+    assert found.form is None, "a call must come"
+    schema = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    assert read(user("hi"), output_config=schema, tool_choice={"type": "auto"}).form is not None
 
 
 def test_the_system_text_comes_first_and_one_in_the_middle_is_the_users() -> None:

@@ -147,6 +147,13 @@ def test_tokens_that_are_parts_of_a_character_have_names_and_places(engine: Engi
     assert [list(each) for each in logprobs["top_logprobs"]] == [[name] for name in logprobs["tokens"]]
 
 
+def test_the_likeliest_tokens_of_a_completion_include_the_answers_own(engine: Engine) -> None:
+    scores = TokenScores(engine.tokenizer)
+    parts = [Part(tokens=(scores._scored(b"a", -2.0, top),)) for top in ((), ((b"b", -0.5),), ((b"a", -2.0),))]
+    (choice,) = _read(_whole(engine, parts, is_chat=False))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -2.0}, {"b": -0.5, "a": -2.0}, {"a": -2.0}]
+
+
 def test_penalties_look_at_all_tokens_or_at_none() -> None:
     drawn = Sampling(temperature=0.5, repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2)
     assert within_window(drawn, None) == drawn

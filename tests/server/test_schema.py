@@ -237,6 +237,7 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
     assert read_chat({"messages": HI, "n_predict": 0}).max_tokens == 0, "the prompt is read for later"
     assert read_completion({"prompt": "x", "n_predict": -1}).max_tokens is None
+    assert read_completion({"prompt": "x", "max_tokens": 0}).max_tokens == 0
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
@@ -371,9 +372,14 @@ def test_log_probabilities_and_bias_are_read() -> None:
     bias = {"5": -100, "17": 2.5}
     assert read_chat({"messages": HI, "logit_bias": bias}).sampling == {"logit_bias": {5: -100, 17: 2.5}}
     assert read_chat({"messages": HI, "logit_bias": {"5": False}}).sampling == {"logit_bias": {5: -100}}
+    pairs = [[5, False], [17, 2.5], [17, 3]]
+    assert read_chat({"messages": HI, "logit_bias": pairs}).sampling == {"logit_bias": {5: -100, 17: 3}}
+    assert read_chat({"messages": HI, "logit_bias": []}).sampling == {}
+    assert refused(read_chat, {"messages": HI, "logit_bias": [["Hello", 1]]}).code == "unsupported_parameter"
     for wrong in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}):
         assert refused(read_chat, {"messages": HI, **wrong}).param in wrong
-    for wrong in ({"word": 1}, {"-1": 1}, {"1": "x"}, {"1": True}, [1], {"1" * 50: 1}):
+    wrong_pairs = ([1], [[1]], [[1, 2, 3]], [[-1, 2]], [[1.5, 2]], [[1, True]], [[1, 101]], [[True, 1]], [[1, "x"]])
+    for wrong in ({"word": 1}, {"-1": 1}, {"1": "x"}, {"1": True}, {"1" * 50: 1}, *wrong_pairs):
         assert refused(read_chat, {"messages": HI, "logit_bias": wrong}).param == "logit_bias"
     assert refused(read_completion, {"prompt": "x", "echo": True, "logprobs": 1}).param == "echo"
 

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from edgespec.server.faces.openai import read_chat
 from tests.engine.test_tools import TEMPLATE, tool
 from tests.server.test_http import events
 from tests.support.http_server import Running, running
@@ -104,7 +105,6 @@ def test_a_call_that_is_not_allowed_stays_text(client: openai.OpenAI, says: list
     ("field", "value", "code"),
     [
         ("tools", [{"type": "function"}], None),
-        ("tools", [{"type": "web_search"}], None),
         ("tools", [TOOLS[0], TOOLS[0]], None),
         ("tool_choice", "weather", None),
         ("tool_choice", {"type": "function", "function": {"name": "clock"}}, None),
@@ -120,6 +120,27 @@ def test_wrong_tools_and_choices_are_refused(
     error = response.json()["error"]
     assert (error["param"], error["code"], error["type"]) == (field, code, "invalid_request_error")
     assert error["message"]
+
+
+def test_tools_that_are_not_functions_are_left_out_with_a_warning(tools_server: Running, says: list[str]) -> None:
+    says += ["It is ", "cold."]
+    custom = {"type": "custom", "custom": {"name": "sql"}}
+    reply = tools_server.post(messages=ASK, tools=[*TOOLS, custom, {"type": "web_search"}], max_tokens=20).json()
+    assert reply["choices"][0]["message"]["content"] == "It is cold."
+    assert reply["edgespec"]["warnings"] == [
+        "tools of the type custom, web_search are left out: only functions are called"
+    ]
+
+
+def test_allowed_tools_are_the_only_ones_that_are_called(client: openai.OpenAI) -> None:
+    both: Any = [tool(parameters=PLACE), tool("clock", parameters=PLACE)]
+    allowed: Any = {"mode": "required", "tools": [NAMED]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    (found,) = client.chat.completions.create(model="tiny", messages=ASK, tools=both, tool_choice=choice).choices
+    assert [call.function.name for call in found.message.tool_calls or [] if call.type == "function"] == ["weather"]
+    choice["allowed_tools"] = {"tools": [NAMED]}
+    request = read_chat({"messages": ASK, "tools": both, "tool_choice": choice})
+    assert (request.tools, request.tool_choice) == ((both[0],), "auto")
 
 
 PLACE = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
@@ -156,8 +177,16 @@ def test_a_schema_of_a_tool_that_cannot_be_kept_is_refused_or_a_warning(tools_se
 def test_a_form_that_excludes_calls_is_refused_with_tools_by_its_field(tools_server: Running) -> None:
     error = tools_server.post(messages=ASK, tools=TOOLS, guided_regex="a").json()["error"]
     assert error["param"] == "guided_regex"
-    error = tools_server.post(messages=ASK, tools=TOOLS, format="json", tool_choice="required").json()["error"]
+    error = tools_server.post(messages=ASK, tools=TOOLS, guided_regex="a", tool_choice="required").json()["error"]
     assert error["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_schema_of_the_answer_does_not_count_where_a_call_is_required(tools_server: Running, choice: Any) -> None:
+    kept = {"type": "json_schema", "json_schema": {"schema": {"enum": [7]}, "strict": True}}
+    ask = {"messages": ASK, "tools": [tool(parameters=PLACE)], "tool_choice": choice}
+    (reply,) = tools_server.post(**ask, response_format=kept).json()["choices"]
+    assert reply["finish_reason"] == "tool_calls"
 
 
 def test_a_model_whose_template_has_no_tools_says_so(server: Running) -> None:

@@ -488,3 +488,8 @@ def test_a_vocabulary_without_a_token_for_blanks_follows_forms_that_have_some(tm
     assert list(own.forced) == said
     own.at(said[:1])
     assert allowed_by(own.mask) == {said[1]}
+
+
+def test_quotes_without_an_end_are_read_once(forms: Forms) -> None:
+    with pytest.raises(InvalidRequestError, match="this grammar cannot be followed"):
+        forms.compiled(made(grammar="start: " + '"\\' * 100_000))

@@ -13,6 +13,7 @@ from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.faces.face import Columns, Face, Head, Stretch, whole_of
 from edgespec.server.fields.openai import MOST_CHOICES
 from edgespec.server.fields.table import read_fields
+from edgespec.server.items import choose_in_chat, read_chat_tools
 from edgespec.server.replies import as_json, event, timings
 from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall
@@ -26,7 +27,9 @@ def read_chat(body: Mapping[str, Any]) -> Request:
         found["logprobs"] = top
     elif top:
         raise ApiError("top_logprobs needs logprobs to be true", param="top_logprobs")
-    return request_of(found)
+    offered = read_chat_tools(found.pop("tools", ()))
+    found["tools"], found["tool_choice"] = choose_in_chat(offered, found.get("tool_choice"))
+    return request_of({**found, "warnings": offered.warnings})
 
 
 def read_completion(body: Mapping[str, Any]) -> Request:
@@ -263,7 +266,11 @@ def _text_logprobs(part: Part) -> dict[str, Any] | None:
     return {
         "tokens": [_name(each.data) for each in part.tokens],
         "token_logprobs": [_number(each.logprob) for each in part.tokens],
-        "top_logprobs": [{_name(token): _number(logprob) for token, logprob in each.top} for each in part.tokens],
+        # OpenAI's have the answer's token too, whether it is one of the likeliest or not.
+        "top_logprobs": [
+            {_name(token): _number(logprob) for token, logprob in (*each.top, (each.data, each.logprob))}
+            for each in part.tokens
+        ],
         "text_offset": [each.offset for each in part.tokens],
     }
 

@@ -49,8 +49,6 @@ def read_responses(body: Mapping[str, Any]) -> Request:
     found["messages"] = conversation_of([*system, *found["messages"]], "input")
     offered = found.pop("tools", Offered())
     found["tools"], found["tool_choice"] = choose_offered(offered, found.get("tool_choice"))
-    if found["tool_choice"] not in (None, "auto", "none"):
-        found.pop("form", None)  # it is that of a text, and the answer is a call
     repeated = {
         name: as_json(usual if (given := body.get(name)) is None else given) for name, usual in _REPEATED.items()
     }

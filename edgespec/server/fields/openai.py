@@ -53,7 +53,7 @@ from edgespec.server.forms import (
     response_format,
     structured_outputs,
 )
-from edgespec.server.json_schema import Schema
+from edgespec.server.json_schema import Schema, fits, wanted
 from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.text.conversation.thinking import SWITCH
 from edgespec.text.conversation.variables import DOCUMENTS, check_variables
@@ -88,12 +88,20 @@ _TOKENS: Schema = {
     "maxItems": MOST_BIASED,
 }
 _BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
+_BIAS_OR_BAN: Schema = {"anyOf": [_BIAS, {"const": False}]}
 _BIASES: Schema = {
     "type": ["object", "null"],
-    "patternProperties": {"^[0-9]{1,9}$": {"anyOf": [_BIAS, {"const": False}]}},
+    "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN},
     "additionalProperties": False,
     "maxProperties": MOST_BIASED,
 }
+# llama.cpp's other form: tokens with their biases.
+_PAIRS: Schema = {
+    "type": "array",
+    "items": {"type": "array", "items": {"type": ["number", "string", "boolean"]}, "minItems": 2, "maxItems": 2},
+    "maxItems": MOST_BIASED,
+}
+_ID = whole(0, 10**9 - 1)
 _VARIABLES: Schema = {"type": ["object", "null"]}
 _EFFORT: Schema = {"anyOf": [FLAG, TEXT]}
 _DOCUMENTS: Schema = {"type": ["array", "null"], "items": {"type": "object"}, "maxItems": MOST_DOCUMENTS}
@@ -126,9 +134,16 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
     return tuple(each if isinstance(each, str) else tuple(map(int, each)) for each in (given if several else [given]))
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float] | None:
-    """False bans a token, as in llama.cpp."""
-    return {int(token): BIASES.least if bias is False else bias for token, bias in given.items()} or None
+def _biases(given: Mapping[str, float] | list[list[Any]]) -> dict[int, float] | None:
+    """False bans a token, as in llama.cpp. Raises ApiError."""
+    pairs = given if isinstance(given, list) else [[int(token), bias] for token, bias in given.items()]
+    for token, bias in pairs:
+        if isinstance(token, str):
+            raise unsupported("logit_bias", "a bias of a text")
+        if not fits(_ID, token) or not fits(_BIAS_OR_BAN, bias):
+            message = f"logit_bias has pairs of {wanted(_ID)} and {wanted(_BIAS_OR_BAN)}, not {[token, bias]!r:.40}"
+            raise ApiError(message, param="logit_bias")
+    return {int(token): BIASES.least if bias is False else bias for token, bias in pairs} or None
 
 
 def _unnamed(given: Any) -> dict[str, float] | None:
@@ -156,11 +171,16 @@ _refused = partial(refused, apis=ALL)
 _ignored = partial(ignored, apis=ALL)
 
 
-def _length(name: str, apis: tuple[str, ...] = ALL) -> Field:
+def _length(name: str, apis: tuple[str, ...]) -> Field:
     meaning = "the most tokens of an answer; without it, or with -1, the rest of the context"
     schema = {"anyOf": [{"const": -1}, {**LENGTH, "maximum": MOST_WHOLE}]}
     shown = {"anyOf": [{"type": "null"}, {"const": -1}, LENGTH]}
     return Field(name, schema, meaning, apis, int, "max_tokens", shown)
+
+
+def _length_or_none(name: str, apis: tuple[str, ...]) -> Field:
+    meaning = "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context"
+    return Field(name, whole(-1, MOST_WHOLE), meaning, apis, int, "max_tokens")
 
 
 def _variable(name: str, schema: Schema, meaning: str, own: Own) -> Field:
@@ -205,18 +225,12 @@ _OBEYED = (
     ),
     Field("continue_final_message", FLAG, "whether the last message is the assistant's, which is continued", CHATS),
     Field("add_generation_prompt", FLAG, "whether the last message is another's", CHATS),
-    _length("options.num_predict"),
+    _length("options.num_predict", ALL),
     _length("max_completion_tokens", CHATS),
-    _length("max_tokens"),
-    _length("max_completion_tokens", TEXTS),
-    Field(
-        "n_predict",
-        whole(-1, MOST_WHOLE),
-        "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context",
-        ALL,
-        int,
-        "max_tokens",
-    ),
+    _length("max_tokens", CHATS),
+    _length_or_none("max_tokens", TEXTS),
+    _length_or_none("max_completion_tokens", TEXTS),
+    _length_or_none("n_predict", ALL),
     _variable(
         "chat_template_kwargs",
         _VARIABLES,
@@ -243,7 +257,7 @@ _OBEYED = (
     Field(
         "logprobs",
         {"anyOf": [{"const": False}, _TOP]},
-        "log-probabilities, with this many of the likeliest tokens each",
+        "log-probabilities, with this many of the likeliest tokens each, and that of the answer's own",
         COMPLETION,
         _top,
     ),
@@ -258,7 +272,7 @@ _OBEYED = (
     Field(
         "tools", OBJECTS, "functions that the model may call, as in [Tools](serve.md#tools)", CHAT, tuple, texts=True
     ),
-    Field("tool_choice", CHOICE, "whether the model may call them, or must", CHAT, texts=True),
+    Field("tool_choice", CHOICE, "whether the model may call them, or must, or may call some", CHAT, texts=True),
     Field("parallel_tool_calls", FLAG, "whether an answer may have several calls, or the first only", CHATS),
     _form("response_format", RESPONSE_FORMAT, response_format),
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
@@ -298,8 +312,8 @@ _OBEYED = (
     ),
     Field(
         "logit_bias",
-        _BIASES,
-        "numbers that are added to the scores of tokens; -100, or false, bans one",
+        {"anyOf": [_BIASES, _PAIRS]},
+        "numbers that are added to the scores of tokens, by id or in pairs with it; -100, or false, bans one",
         ALL,
         _biases,
         sets="sampling.logit_bias",

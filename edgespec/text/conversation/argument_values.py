@@ -21,10 +21,10 @@ from edgespec.text.conversation.literals import PYTHON, to_json
 _DEEPEST = 64
 
 _OF_TEXTS = ("pattern", "format", "minLength", "maxLength")
-_TYPES = frozenset({"string", "number", "boolean", "null", "array", "object"})
-# Names of types in schemas that were not written as JSON Schema: whole numbers, and Python's and Google's names.
+_TYPES = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
+# Python's and Google's names of types, in schemas that were not written as JSON Schema.
 _NAMES = {
-    "integer": "number", "int": "number", "float": "number", "double": "number",
+    "int": "integer", "float": "number", "double": "number",
     "str": "string", "text": "string", "bool": "boolean", "list": "array", "dict": "object", "none": "null",
 }  # fmt: skip
 # The constants as JSON and Python write them: templates of these models show Python's.
@@ -64,6 +64,12 @@ class Listed:
     properties: Mapping[str, Any]
     required: Sequence[str]
     is_open: bool
+
+
+def json_type(name: str) -> str | None:
+    """JSON Schema's name of a type; None for a type that is not known."""
+    own = _NAMES.get(name.lower(), name.lower())
+    return own if own in _TYPES else None
 
 
 def listed(schema: Mapping[str, Any]) -> Listed:
@@ -242,8 +248,8 @@ class _Schemas:
 def _own(schema: Mapping[str, Any]) -> Allowed | None:
     """What ``type``, ``enum`` and ``const`` of a schema allow."""
     stated = schema.get("type")
-    names = [each.lower() for each in (stated if isinstance(stated, list) else [stated]) if isinstance(each, str)]
-    known = _TYPES.intersection(_NAMES.get(name, name) for name in names)
+    names = [each for each in (stated if isinstance(stated, list) else [stated]) if isinstance(each, str)]
+    known = frozenset("number" if own == "integer" else own for own in map(json_type, names) if own is not None)
     members = [schema["enum"]] if isinstance(schema.get("enum"), list) else []
     members += [[schema["const"]]] if "const" in schema else []
     only = [Allowed(frozenset(), frozenset(map(_shortest, values))) for values in members]

@@ -442,4 +442,5 @@ def in_each_order(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of arguments: an object, with the named properties only unless it says otherwise."""
     closed = {} if any(key in schema for key in _COMPOSED) else {"additionalProperties": False}
-    return {"type": "object", **closed, **schema}
+    given = {key: each for key, each in schema.items() if each is not None}  # Go writes null for what is absent
+    return {"type": "object", **closed, **given}

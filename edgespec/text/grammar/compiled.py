@@ -22,6 +22,8 @@ from edgespec.files.installation import install_command
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
+from edgespec.text.grammar.gbnf import is_gbnf, plain_gbnf
+from edgespec.text.grammar.lenient import opened, readable
 from edgespec.text.grammar.size import MOST_ITEMS, MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -217,20 +219,47 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
 
 
 def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledForm:
-    from llguidance import LLMatcher, LLParserLimits
-
     try:
-        check_size(form)
-        grammar = _grammar(form)
+        own, left_out = readable(form, _reads)
+        try:
+            matcher = _matcher(own, vocabulary)
+        except Exception:
+            own, free = opened(own, lambda schema: _why_not(schema, vocabulary))
+            if not free:
+                raise
+            matcher, left_out = _matcher(own, vocabulary), [*left_out, *free]
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
+    return CompiledForm(form, tuple(map(_said, [*left_out, *matcher.get_grammar_warnings()])), matcher, stop_ids)
+
+
+def _matcher(form: Form, vocabulary: Any) -> LLMatcher:
+    """Raises ValueError for a form that cannot be compiled, and what converters raise."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    check_size(form)
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
-    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    matcher = LLMatcher(vocabulary, _grammar(form), log_level=0, limits=limits)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise _refused(form, matcher.get_error())
-    return CompiledForm(form, tuple(map(_said, matcher.get_grammar_warnings())), matcher, stop_ids)
+        raise ValueError(matcher.get_error())
+    return matcher
+
+
+def _why_not(schema: str, vocabulary: Any) -> str:
+    """Why a lenient schema cannot be compiled; empty for one that can be."""
+    try:
+        _matcher(Form(kind="schema", text=schema, lenient=True), vocabulary)
+    except Exception as error:
+        return _said(str(error))
+    return ""
+
+
+def _reads(pattern: str) -> bool:
+    from llguidance import LLMatcher
+
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
 
 
 def _grammar(form: Form) -> str:
@@ -244,9 +273,9 @@ def _grammar(form: Form) -> str:
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(lark_text, json.loads(form.text))))
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.text)
-    if form.kind == "call":
+    if form.kind == "call" or not is_gbnf(form.text):
         return LLMatcher.grammar_from_lark(form.text)
-    return grammar_from("grammar", form.text)
+    return grammar_from("gbnf", plain_gbnf(form.text))
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:

@@ -36,7 +36,9 @@ MOST_MULTIPLES = 50_000
 
 # Where a grammar holds a schema.
 _INNER_SCHEMA = re.compile(r"%json\s*")
-_QUOTED = re.compile(r'"(?:\\.|[^"\\])*"')
+_INNER_OR_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|%json ')
+# Also without an end, so that many of these are read once.
+_QUOTED = re.compile(r'"(?:\\.|[^"\\])*("|\\?\Z)', re.DOTALL)
 _JOINS = ("allOf", "anyOf", "oneOf", "$ref")
 
 
@@ -44,16 +46,29 @@ def check_size(form: Form) -> None:
     """Raise ValueError for a form that would take native code too long, or end the process."""
     if form.kind == "schema":
         _check_schema(json.loads(form.text))
-    elif form.kind not in ("choice", "regex"):
+    elif form.kind == "call":
+        for _, _, schema in inner_schemas(form.text):
+            _check_schema(schema)
+    elif form.kind == "grammar":
         for found in _INNER_SCHEMA.finditer(form.text):
             _check_schema(json.JSONDecoder().raw_decode(form.text, found.end())[0])
         if form.text.count("::=") > MOST_RULES:
             raise ValueError(f"it has more than {MOST_RULES} rules")
-        outside = _QUOTED.sub("", form.text) if form.kind == "grammar" else ""
+        outside = _QUOTED.sub(lambda quoted: "" if quoted[1] == '"' else quoted[0], form.text)
         if outside.count("&") > MOST_COMBINED:
             raise ValueError(f"it combines more than {MOST_COMBINED} expressions")
         if outside.count("|") > MOST_ALTERNATIVES:
             raise ValueError(f"it has more than {MOST_ALTERNATIVES} alternatives")
+
+
+def inner_schemas(text: str) -> Iterator[tuple[int, int, Any]]:
+    """The schemas in a grammar of calls, each behind its begin and end there. Text in quotes holds none."""
+    place = 0
+    while found := _INNER_OR_QUOTED.search(text, place):
+        place = found.end()
+        if not found[0].startswith('"'):
+            schema, place = json.JSONDecoder().raw_decode(text, place)
+            yield found.end(), place, schema
 
 
 def _check_schema(schema: Any) -> None:

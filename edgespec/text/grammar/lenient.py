@@ -1,0 +1,130 @@
+"""Lenient schemas without the parts that llguidance cannot read: it refuses a whole form for one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from edgespec.text.conversation.argument_values import json_type
+from edgespec.text.grammar.form import Form
+from edgespec.text.grammar.size import inner_schemas
+
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_DATA = ("const", "default", "enum", "examples")
+_MAY_BE_NULL = ("const", "default")
+# A pattern that looks around or back has one of these.
+_DOUBTFUL = re.compile(r"\(\?|\\[1-9k]")
+# Each takes 0.25 ms.
+_MOST_ASKED = 200
+
+
+def readable(form: Form, reads: Callable[[str], bool]) -> tuple[Form, list[str]]:
+    """The form whose lenient schemas lack what is never read, and what that was, in words.
+
+    ``reads`` says whether a pattern is read. Keywords that are null are left out, as Go's programs write null for
+    what is absent, and types have their names in JSON Schema.
+    """
+    said = dict[str, None]()
+    parts = _Parts(reads, said)
+    if form.kind == "schema" and form.lenient:
+        text = json.dumps(parts.schema(json.loads(form.text)), ensure_ascii=False)
+    elif form.kind == "call":
+        text = _changed(form.text, parts.schema)
+    return (replace(form, text=text) if said else form), list(said)
+
+
+def opened(form: Form, why_not: Callable[[str], str]) -> tuple[Form, list[str]]:
+    """The form; in one of calls each lenient schema that fails alone takes any value of its type. And what failed.
+
+    ``why_not`` says why a schema, as JSON, fails; it is empty for others.
+    """
+    said = list[str]()
+    if form.kind != "call":
+        return form, said
+
+    def free(schema: dict[str, Any]) -> dict[str, Any]:
+        if not (why := why_not(json.dumps(schema))):
+            return schema
+        said.append(f"parameters of a tool cannot be followed and are free: {why}")
+        return {key: schema[key] for key in schema if key == "x-guidance" or (key, schema[key]) == ("type", "object")}
+
+    return replace(form, text=_changed(form.text, free)), said
+
+
+def _changed(text: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """The grammar of calls with its lenient schemas changed."""
+    pieces, done = list[str](), 0
+    for start, end, schema in inner_schemas(text):
+        if isinstance(schema, dict) and schema.get("x-guidance", {}).get("lenient", True):
+            pieces += [text[done:start], json.dumps(change(schema))]
+            done = end
+    return "".join([*pieces, text[done:]])
+
+
+class _Parts:
+    """Reads schemas part by part. ``said`` gets what is not kept."""
+
+    def __init__(self, reads: Callable[[str], bool], said: dict[str, None]) -> None:
+        self._reads, self._said = reads, said
+        self._read = dict[str, bool]()
+
+    def schema(self, given: Any) -> Any:
+        if isinstance(given, list):
+            return [self.schema(each) for each in given]
+        if not isinstance(given, dict):
+            return given
+        return {name: own for name, value in given.items() for own in self._keyword(name, value)}
+
+    def _keyword(self, name: str, given: Any) -> Iterator[Any]:
+        """The value of a keyword; none if it is left out."""
+        if given is None and name not in _MAY_BE_NULL:
+            self._say(f"{name:.40} that is null is left out")
+        elif name in _OF_DATA:
+            yield given
+        elif name in _OF_NAMES and isinstance(given, dict):
+            yield self._named(given, patterns=name == "patternProperties")
+        elif name == "pattern" and isinstance(given, str):
+            yield from [given] if self._is_read(given) else []
+        elif name == "type" and isinstance(given, str | list):
+            yield from self._type(given)
+        else:
+            yield self.schema(given)
+
+    def _named(self, given: Mapping[str, Any], *, patterns: bool) -> dict[str, Any]:
+        """Schemas by their names; a null says nothing of its value."""
+        found = dict[str, Any]()
+        for name, own in given.items():
+            if own is None:
+                self._say(f"{name:.40} that is null is left out")
+            if not patterns or self._is_read(name):
+                found[name] = {} if own is None else self.schema(own)
+        return found
+
+    def _is_read(self, pattern: str) -> bool:
+        if _DOUBTFUL.search(pattern) is None:
+            return True
+        if pattern not in self._read:
+            self._read[pattern] = len(self._read) < _MOST_ASKED and self._reads(pattern)
+        if not self._read[pattern]:
+            self._say(f"the pattern {pattern!r:.80} is left out: it cannot be followed")
+        return self._read[pattern]
+
+    def _type(self, given: str | list[Any]) -> Iterator[Any]:
+        names = [given] if isinstance(given, str) else given
+        known = dict[str, None]()
+        for name in names:
+            own = json_type(name) if isinstance(name, str) else None
+            if own is None:
+                self._say(f"the unknown type {name!r:.40} is left out")
+            else:
+                known[own] = None
+                if own != name:
+                    self._say(f"the type {name!r:.40} is read as {own!r}")
+        if known:
+            yield next(iter(known)) if isinstance(given, str) else list(known)
+
+    def _say(self, what: str) -> None:
+        self._said[what] = None

@@ -1,0 +1,110 @@
+"""Parts of schemas that llguidance cannot read: a lenient schema is kept without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.call_formats import HERMES, LFM2, QWEN_XML, CallFormat
+from edgespec.text.grammar.calls import begun_form, call_form
+from edgespec.text.grammar.compiled import Forms
+from edgespec.text.grammar.form import Form
+from edgespec.text.tokenizers.gguf import GgufTokenizer
+from tests.text.test_call_forms import tool, use
+from tests.text.test_forms import cut, made, takes
+
+# Zod 4's z.email().
+EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+
+
+@pytest.fixture(scope="module")
+def forms(tokenizer: GgufTokenizer) -> Forms:
+    return Forms(tokenizer, tokenizer.vocabulary_size)
+
+
+def whole(forms: Forms, tokenizer: GgufTokenizer, form: Form, text: str) -> bool:
+    own, ids = forms.compiled(form).cursor(), cut(tokenizer, text)
+    if own.allows(ids) < len(ids):
+        return False
+    own.at(ids)
+    return own.complete
+
+
+UNREAD: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a pattern that looks ahead": ({"type": "string", "pattern": EMAIL}, '"x"', "pattern"),
+    "a pattern that looks back": ({"type": "string", "pattern": r"^(a|b)\1$"}, '"x"', "pattern"),
+    "a pattern of names": ({"type": "object", "patternProperties": {"^(?!x)": {"type": "null"}}}, "{}", "pattern"),
+    "Python's type": ({"type": "int"}, "3", "'int' is read as 'integer'"),
+    "Google's types": ({"type": ["STRING", "NULL"]}, '"x"', "'STRING' is read as 'string'"),
+    "no type": ({"type": "file"}, '"x"', "'file'"),
+    "null for required names": ({"type": "object", "required": None}, "{}", "required"),
+    "null for properties": ({"type": "object", "properties": None}, "{}", "properties"),
+    "null for a property": ({"properties": {"pattern": None}, "required": ["pattern"]}, '{"pattern": 3}', "pattern"),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_lenient_schema_is_kept_without_what_is_not_read_at_any_depth(
+    forms: Forms, tokenizer: GgufTokenizer, name: str
+) -> None:
+    inner, value, said = UNREAD[name]
+    deep = {"$defs": {"a": {"properties": {"b": inner, "c": {"enum": [1]}}, "required": ["b", "c"]}}}
+    schema = {**deep, "type": "array", "items": {"$ref": "#/$defs/a"}, "maxItems": 1}
+    form = made(schema=schema, lenient=True)
+    assert any(said in each for each in forms.compiled(form).warnings) or not said
+    assert takes(forms, tokenizer, f'[{{"b": {value}, "c": 1}}]', schema=schema, lenient=True)
+    assert not takes(forms, tokenizer, f'[{{"b": {value}, "c": 2}}]', schema=schema, lenient=True)
+    with pytest.raises(InvalidRequestError, match="this schema cannot be followed"):
+        forms.compiled(made(schema=schema))
+
+
+def test_values_that_look_like_keywords_stay(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    schema: dict[str, Any] = {
+        "properties": {"type": {"const": None}, "pattern": {"enum": [{"type": "int", "required": None}]}},
+        "required": ["type", "pattern"],
+    }
+    assert forms.compiled(made(schema=schema, lenient=True)).warnings == ()
+    said = '{"type": null, "pattern": {"type": "int", "required": null}}'
+    assert takes(forms, tokenizer, said, schema=schema, lenient=True)
+
+
+ASKED = (
+    tool("send", {"to": {"type": "string", "pattern": EMAIL}, "n": {"type": "INTEGER"}}, "to", "n"),
+    tool("see", {"at": {"$ref": "https://example.com/at"}}, "at"),
+    tool("clock", {"zone": {"enum": ["UTC", "%json x"]}}, "zone"),
+)
+
+
+def said(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def test_a_tool_whose_schema_cannot_be_followed_is_free_and_the_others_stay_bound(
+    forms: Forms, tokenizer: GgufTokenizer
+) -> None:
+    names = [each["function"]["name"] for each in ASKED]
+    for form in (call_form(use(HERMES, ASKED), names, several=False), begun_form(use(HERMES, ASKED))):
+        assert whole(forms, tokenizer, form, said("send", '{"to": "x", "n": 3}'))
+        assert not whole(forms, tokenizer, form, said("send", '{"to": "x", "n": "3"}'))
+        assert whole(forms, tokenizer, form, said("see", '{"what": 3}'))
+        assert not whole(forms, tokenizer, form, said("see", "3"))
+        assert whole(forms, tokenizer, form, said("clock", '{"zone": "%json x"}'))
+        assert not whole(forms, tokenizer, form, said("clock", '{"zone": "x"}'))
+        warnings = " ".join(forms.compiled(form).warnings)
+        assert "parameters of a tool cannot be followed and are free" in warnings
+        assert "'INTEGER' is read as 'integer'" in warnings
+
+
+def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused(forms: Forms) -> None:
+    for each in ASKED[:2]:
+        strict = ({**each, "function": {**each["function"], "strict": True}}, ASKED[2])
+        with pytest.raises(InvalidRequestError, match="a call of these tools cannot be followed"):
+            forms.compiled(call_form(use(HERMES, strict), ["clock", strict[0]["function"]["name"]], several=False))
+
+
+@pytest.mark.parametrize("style", [QWEN_XML, LFM2], ids=["marks", "Python"])
+def test_arguments_that_are_not_json_have_their_types_too(forms: Forms, style: CallFormat) -> None:
+    own = tool("set", {"to": {"type": "FLOAT", "minimum": None}, "on": {"type": "int", "maximum": 3}}, "to")
+    assert forms.compiled(begun_form(use(style, (own,)))).warnings
