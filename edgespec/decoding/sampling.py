@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -65,10 +65,11 @@ class Sampling:
 
     ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; -100 bans
     a token. It is kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive
-    and multiplies negative scores of tokens seen; ``presence_penalty`` and ``frequency_penalty`` are subtracted once
-    and per occurrence), divided by the temperature, then cut to the top k, to the smallest set of mass ``top_p``, and
-    to probabilities of at least ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports
-    it in its Done. Raises InvalidRequestError for a value of the wrong type or out of its range.
+    and multiplies negative scores of tokens of the text, the prompt included; ``presence_penalty`` and
+    ``frequency_penalty`` are subtracted once and per occurrence in the answer), divided by the temperature, then cut
+    to the top k, to the smallest set of mass ``top_p``, and to probabilities of at least ``min_p`` times the highest.
+    With ``seed`` None each answer draws a seed and reports it in its Done. Raises InvalidRequestError for a value of
+    the wrong type or out of its range.
     """
 
     temperature: Annotated[float, Range(0, 100)] = 0.0
@@ -206,19 +207,21 @@ def request_of(
     context: abc.Sequence[int],
     purpose: Purpose = Purpose.TOKEN,
     *,
+    begins: int = 0,
     banned: abc.Iterable[int] = (),
     wanted: int = 1,
     measure: Measure = Measure.NOTHING,
 ) -> DrawRequest:
     """The draw request for the token after ``context``; greedy decoding takes the best score without truncation.
 
-    The token is none of ``banned``. With a CountedText the request is valid until the text changes; any other context
-    is counted here.
+    The answer begins at position ``begins`` of the context. The token is none of ``banned``. With a CountedText the
+    request is valid until the text changes; any other context is counted here.
     """
     penalties: dict[str, Any] = {"bias": _added(sampling, banned)}
-    if sampling.penalises and len(context):
+    if sampling.penalises:
+        text = context if isinstance(context, CountedText) else CountedText(context)
         penalties |= {
-            "seen": context.seen if isinstance(context, CountedText) else Counter(context),
+            "seen": text.seen(begins if sampling.repeat_penalty == 1 else 0, begins),
             "repeat_penalty": sampling.repeat_penalty,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
@@ -249,15 +252,16 @@ def distribution(
     context: abc.Sequence[int] = (),
     ids: IdArray | None = None,
     *,
+    begins: int = 0,
     banned: abc.Iterable[int] = (),
     mask: UintArray | None = None,
 ) -> Distribution:
     """The truncated distribution of the next token, from float32 scores of ``ids``, ascending; None: 0, 1, 2, ...
 
-    The token is none of ``banned``, and one that ``mask`` allows, as in DrawRequest. Raises NonFiniteLogitsError if a
-    score is NaN or the best is infinite, and NoneAllowedError.
+    ``begins`` and ``banned`` as in request_of; the token is one that ``mask`` allows, as in DrawRequest. Raises
+    NonFiniteLogitsError if a score is NaN or the best is infinite, and NoneAllowedError.
     """
-    request = replace(request_of(sampling, context, banned=banned), mask=mask)
+    request = replace(request_of(sampling, context, begins=begins, banned=banned), mask=mask)
     if sampling.greedy:
         best = draw_from(logits, request, ids).tokens[0]
         return Distribution(np.array([best], dtype=np.int64), np.ones(1))
@@ -313,7 +317,8 @@ class Chooser:
     ) -> Distribution:
         ids, scores = rows.scored(index)
         mask = None if cursor is None else cursor.mask
-        return distribution(scores, self.sampling, context, ids, banned=self._banned(context), mask=mask)
+        banned = self._banned(context)
+        return distribution(scores, self.sampling, context, ids, begins=self.begins, banned=banned, mask=mask)
 
     def target_token(self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None) -> int:
         """What the target emits after ``context``: the argmax, or the keyed draw at position len(context).
@@ -322,14 +327,15 @@ class Chooser:
         """
         banned, purpose = self._banned(context), Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
         if mask is not None:
-            request = request_of(self.sampling, context, purpose, banned=banned)
+            request = request_of(self.sampling, context, purpose, begins=self.begins, banned=banned)
             return rows.draw(index, replace(request, mask=mask)).tokens[0]
         cursor = None if self.bound is None else self.bound.target(context)
         if self._argmax_decides(banned):
             best = rows.argmax_row(index)
             if cursor is None or cursor.allows([best]):
                 return best
-        return _drawn(rows, index, request_of(self.sampling, context, purpose, banned=banned), cursor).tokens[0]
+        request = request_of(self.sampling, context, purpose, begins=self.begins, banned=banned)
+        return _drawn(rows, index, request, cursor).tokens[0]
 
     def allowed_scores(
         self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None
@@ -407,7 +413,9 @@ class Chooser:
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
             measure = Measure.ENTROPY
-        request = request_of(self.sampling, context, banned=banned, wanted=wanted, measure=measure)
+        request = request_of(
+            self.sampling, context, begins=self.begins, banned=banned, wanted=wanted, measure=measure
+        )
         drawn = _drawn(rows, index, request, cursor)
         if gate is not None and not gate.admits(drawn.odds[0], drawn.entropy):
             return None

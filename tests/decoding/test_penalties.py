@@ -34,7 +34,8 @@ def plain(model: FakeModel, sampling: Sampling) -> list[int]:
     """The specification's text, one token at a time; occurrences are counted from scratch for each."""
     text = list(PROMPT)
     for _ in range(TOKENS):
-        request = replace(request_of(sampling, text), seen=Counter(text))
+        answer = Counter(text[len(PROMPT) :])
+        request = replace(request_of(sampling, text), seen={token: answer[token] for token in text})
         drawn = specified(model.scores(text).tolist(), request)
         assert drawn is not None
         text.append(drawn.tokens[0])

@@ -29,14 +29,17 @@ def as_dict(own: Distribution) -> dict[int, float]:
     return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
 
 
-def reference(scores: Sequence[float], options: Sampling, context: Sequence[int] = ()) -> dict[int, float]:
+def reference(
+    scores: Sequence[float], options: Sampling, context: Sequence[int] = (), begins: int = 0
+) -> dict[int, float]:
     """The documented order of cuts, applied to one id after another."""
     bias = dict(options.logit_bias)
     values = [float(score) + bias.get(token, 0.0) for token, score in enumerate(scores)]
     for token in set(context):
         factor = options.repeat_penalty
         values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
-        values[token] -= options.presence_penalty + options.frequency_penalty * list(context).count(token)
+        if count := list(context[begins:]).count(token):
+            values[token] -= options.presence_penalty + options.frequency_penalty * count
     by_score = sorted(range(len(values)), key=lambda i: (-values[i], i))
     if options.temperature == 0:
         return {by_score[0]: 1.0}
@@ -99,7 +102,9 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
 )
 def test_each_sampling_option_matches_the_reference(options: Sampling) -> None:
     context = [1, 1, 2, 5, 1]
-    agree(distribution(SCORES, options, context), reference(SCORES.tolist(), options, context))
+    for begins in (0, 2, 5):
+        own = distribution(SCORES, options, context, begins=begins)
+        agree(own, reference(SCORES.tolist(), options, context, begins))
 
 
 def test_top_k_top_p_and_min_p_match_values_computed_by_hand() -> None:
@@ -127,6 +132,8 @@ def test_penalties_match_values_computed_by_hand() -> None:
     options = Sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0]))
     assert own.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
+    own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0], begins=4))
+    assert own.tolist() == [1.0 - 0.5 - 0.5, -4.0, 0.0, 2.0, -2.0], "presence and frequency are those of the answer"
     assert scores.tolist() == [2.0, -2.0, 0.0, 2.0, -2.0]
 
 
@@ -225,12 +232,13 @@ def test_any_combination_of_sampling_options_matches_the_reference(
     scores: list[int], options: Sampling, data: st.DataObject
 ) -> None:
     context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
-    wanted = reference(scores, options, context)
-    own = as_dict(distribution(logits(*scores), options, context))
+    begins = data.draw(st.integers(0, len(context)))
+    wanted = reference(scores, options, context, begins)
+    own = as_dict(distribution(logits(*scores), options, context, begins=begins))
     if options.top_p < 1 and own.keys() != wanted.keys():
         # The two round differently, so a nucleus that ends exactly at the mass may differ by its last id.
         last = set(own) ^ set(wanted)
-        untouched = reference(scores, replace(options, top_p=1.0, min_p=0.0), context)
+        untouched = reference(scores, replace(options, top_p=1.0, min_p=0.0), context, begins)
         assert len(last) == 1
         assert untouched.keys() >= last
         return
@@ -280,6 +288,9 @@ def test_a_greedy_request_has_no_noise_and_truncates_nothing() -> None:
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.5, 1, 0.0)
     assert own.seen == {5: 2, 6: 1}
     assert request_of(Sampling(), [5, 5, 6]).seen == {}
+    of_the_answer = Sampling(frequency_penalty=0.5)
+    assert request_of(of_the_answer, [5, 5, 6], begins=1).seen == {5: 1, 6: 1}
+    assert request_of(of_the_answer, [5, 5, 6], begins=3).seen == {}
 
 
 def test_a_draw_from_a_single_token_returns_that_token() -> None:
