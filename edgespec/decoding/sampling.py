@@ -66,10 +66,11 @@ class Sampling:
     ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; -100 bans
     a token. It is kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive
     and multiplies negative scores of tokens of the text, the prompt included; ``presence_penalty`` and
-    ``frequency_penalty`` are subtracted once and per occurrence in the answer), divided by the temperature, then cut
-    to the top k, to the smallest set of mass ``top_p``, and to probabilities of at least ``min_p`` times the highest.
-    With ``seed`` None each answer draws a seed and reports it in its Done. Raises InvalidRequestError for a value of
-    the wrong type or out of its range.
+    ``frequency_penalty`` are subtracted once and per occurrence in the answer; all three look at the last
+    ``repeat_last_n`` tokens of the text, with -1 at all), divided by the temperature, then cut to the top k, to the
+    smallest set of mass ``top_p``, and to probabilities of at least ``min_p`` times the highest. With ``seed`` None
+    each answer draws a seed and reports it in its Done. Raises InvalidRequestError for a value of the wrong type or
+    out of its range.
     """
 
     temperature: Annotated[float, Range(0, 100)] = 0.0
@@ -77,6 +78,7 @@ class Sampling:
     top_p: Annotated[float, Range(0, 1, above=True)] = 1.0
     min_p: Annotated[float, Range(0, 1)] = 0.0
     repeat_penalty: Annotated[float, Range(0, 10, above=True)] = 1.0
+    repeat_last_n: Annotated[int, Range(-1)] = -1
     presence_penalty: Annotated[float, Range(-10, 10)] = 0.0
     frequency_penalty: Annotated[float, Range(-10, 10)] = 0.0
     seed: Annotated[int | None, Range(0, 2**64 - 1)] = None
@@ -99,7 +101,7 @@ class Sampling:
         """The settings that are on: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
         told = [each for each in fields(self) if getattr(self, each.name) != each.default]
         if self.greedy:
-            told = [each for each in told if each.name.endswith(("penalty", "bias"))]
+            told = [each for each in told if each.name.endswith(("penalty", "last_n", "bias"))]
         words = [f"{each.name.replace('_', '-')} {self._shown(each.name)}" for each in told]
         return ", ".join(["greedy", *words] if self.greedy else words)
 
@@ -122,7 +124,8 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) and self.repeat_last_n != 0
 
 
 class SamplingFields(TypedDict, total=False):
@@ -133,6 +136,7 @@ class SamplingFields(TypedDict, total=False):
     top_p: float
     min_p: float
     repeat_penalty: float
+    repeat_last_n: int
     presence_penalty: float
     frequency_penalty: float
     seed: int | None
@@ -142,7 +146,7 @@ class SamplingFields(TypedDict, total=False):
 
 # The ranges of the fields that are numbers, by name.
 RANGES = ranges_of(Sampling)
-_WHOLE = ("top_k", "seed")
+_WHOLE = ("top_k", "repeat_last_n", "seed")
 
 
 def seeded(sampling: Sampling) -> Sampling:
@@ -220,8 +224,11 @@ def request_of(
     penalties: dict[str, Any] = {"bias": _added(sampling, banned)}
     if sampling.penalises:
         text = context if isinstance(context, CountedText) else CountedText(context)
+        first = begins if sampling.repeat_penalty == 1 else 0
+        if sampling.repeat_last_n >= 0:
+            first = max(first, len(text) - sampling.repeat_last_n)
         penalties |= {
-            "seen": text.seen(begins if sampling.repeat_penalty == 1 else 0, begins),
+            "seen": text.seen(first, begins),
             "repeat_penalty": sampling.repeat_penalty,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,

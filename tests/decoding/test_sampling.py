@@ -35,10 +35,12 @@ def reference(
     """The documented order of cuts, applied to one id after another."""
     bias = dict(options.logit_bias)
     values = [float(score) + bias.get(token, 0.0) for token, score in enumerate(scores)]
-    for token in set(context):
+    last = options.repeat_last_n if options.repeat_last_n >= 0 else len(context)
+    first = max(0, len(context) - last)
+    for token in set(context[first:]):
         factor = options.repeat_penalty
         values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
-        if count := list(context[begins:]).count(token):
+        if count := list(context[max(first, begins) :]).count(token):
             values[token] -= options.presence_penalty + options.frequency_penalty * count
     by_score = sorted(range(len(values)), key=lambda i: (-values[i], i))
     if options.temperature == 0:
@@ -94,6 +96,9 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
         Sampling(temperature=1.0, repeat_penalty=0.5),
         Sampling(temperature=1.0, presence_penalty=1.25),
         Sampling(temperature=1.0, frequency_penalty=-0.75),
+        Sampling(temperature=1.0, repeat_penalty=1.5, repeat_last_n=2),
+        Sampling(temperature=1.0, frequency_penalty=0.75, repeat_last_n=4),
+        Sampling(temperature=1.0, presence_penalty=0.75, repeat_last_n=0),
         Sampling(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01, repeat_penalty=1.1, frequency_penalty=0.5),
         Sampling(repeat_penalty=2.0),
         Sampling(logit_bias={1: -4.0, 2: 100}),
@@ -134,6 +139,8 @@ def test_penalties_match_values_computed_by_hand() -> None:
     assert own.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
     own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0], begins=4))
     assert own.tolist() == [1.0 - 0.5 - 0.5, -4.0, 0.0, 2.0, -2.0], "presence and frequency are those of the answer"
+    own = penalised(scores, request_of(replace(options, repeat_last_n=3), [0, 1, 1, 2, 0, 0]))
+    assert own.tolist() == [1.0 - 0.5 - 0.5, -2.0, -0.5 - 0.25, 2.0, -2.0], "the last three tokens"
     assert scores.tolist() == [2.0, -2.0, 0.0, 2.0, -2.0]
 
 
@@ -199,6 +206,7 @@ any_options = st.builds(
     top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
     min_p=st.sampled_from([0.0, 0.01, 0.3]),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
+    repeat_last_n=st.sampled_from([-1, -1, 0, 3]),
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, -0.2]),
 )
@@ -342,6 +350,7 @@ def test_default_sampling_is_greedy_and_untruncated() -> None:
         ("top_p", [1, 1e-9, 0.5], [0, -0.1, 1.0001, float("nan")]),
         ("min_p", [0, 1, 0.5], [-0.1, 1.1, float("nan")]),
         ("repeat_penalty", [0.1, 10], [0, -1, 10.1, float("nan")]),
+        ("repeat_last_n", [-1, 0, 64, 10**6], [-2]),
         ("presence_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("frequency_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("seed", [0, 2**64 - 1], [-1, 2**64]),
@@ -368,6 +377,7 @@ def test_sampling_options_outside_their_ranges_are_refused(
         ("temperature", None, "temperature is a number, not NoneType None"),
         ("top_k", 1.5, "top_k is a whole number, not float 1.5"),
         ("top_k", True, "top_k is a whole number, not bool True"),
+        ("repeat_last_n", 64.5, "repeat_last_n is a whole number, not float 64.5"),
         ("top_p", [0.5], r"top_p is a number, not list \[0.5\]"),
         ("seed", "5", "seed is a whole number, not str '5'"),
         ("rule", None, "rule cannot be None"),
@@ -386,6 +396,7 @@ def test_sampling_options_of_the_wrong_type_are_refused(name: str, value: object
         (Sampling(), "greedy"),
         (Sampling(seed=3, top_k=5), "greedy"),
         (Sampling(repeat_penalty=1.1, seed=3), "greedy, repeat-penalty 1.1"),
+        (Sampling(repeat_penalty=1.1, repeat_last_n=64), "greedy, repeat-penalty 1.1, repeat-last-n 64"),
         (Sampling(temperature=0.7, top_p=0.95, seed=0), "temperature 0.7, top-p 0.95, seed 0"),
         (Sampling(temperature=1.0, rule="rejection"), "temperature 1.0, rule rejection"),
         (Sampling(logit_bias={4: -1, 2: 1}), "greedy, logit-bias of 2 tokens"),
@@ -443,6 +454,8 @@ def test_numpy_numbers_are_valid_sampling_options() -> None:
         ({"repeat_penalty": 1.1}, True),
         ({"presence_penalty": 0.1}, True),
         ({"frequency_penalty": 0.1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
         ({}, False),
     ],
 )

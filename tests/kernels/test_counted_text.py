@@ -27,6 +27,7 @@ SAMPLED = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.8]),
     repeat_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    repeat_last_n=st.sampled_from([-1, 0, 3]),
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.3, -0.2]),
     seed=st.integers(0, 99),
@@ -73,8 +74,10 @@ def test_draws_with_counted_penalties_equal_the_specification(
     text, tokens = CountedText(), list[int]()
     for change in changes:
         changed(text, tokens, change)
-        request, answer = request_of(sampling, text, begins=begins), Counter(tokens[begins:])
-        fresh = {token: answer[token] for token in tokens}
+        request, last = request_of(sampling, text, begins=begins), sampling.repeat_last_n
+        first = max(0, len(tokens) - last) if last >= 0 else 0
+        answer = Counter(tokens[max(first, begins) :])
+        fresh = {token: answer[token] for token in tokens[first:]}
         expected = specified(scores.tolist(), replace(request, seen=fresh), None if ids is None else ids.tolist())
         assert draw_from(scores, request, ids) == expected
         for level in library.levels:
