@@ -313,7 +313,7 @@ def _gap(engine: Engine, prompt: Prompt, prefix: Sequence[int], sampling: Sampli
         if sampling.greedy:
             _, scores = rows.top_k(2)
             return float(scores[0, 0] - scores[0, 1])
-        drawn = rows.draw(0, request_of(sampling, tokens, wanted=2))
+        drawn = rows.draw(0, request_of(sampling, tokens, begins=len(prompt_tokens), wanted=2))
     if len(drawn.tokens) < 2:
         return float("inf")
     return math.log(drawn.odds[0] / drawn.odds[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -65,10 +65,12 @@ class Sampling:
 
     ``logit_bias`` maps at most 300 tokens to numbers of -100 to 100, which are added to their scores first; -100 bans
     a token. It is kept as pairs, by ascending token. Then scores are penalised (``repeat_penalty`` divides positive
-    and multiplies negative scores of tokens seen; ``presence_penalty`` and ``frequency_penalty`` are subtracted once
-    and per occurrence), divided by the temperature, then cut to the top k, to the smallest set of mass ``top_p``, and
-    to probabilities of at least ``min_p`` times the highest. With ``seed`` None each answer draws a seed and reports
-    it in its Done. Raises InvalidRequestError for a value of the wrong type or out of its range.
+    and multiplies negative scores of tokens of the text, the prompt included; ``presence_penalty`` and
+    ``frequency_penalty`` are subtracted once and per occurrence in the answer; all three look at the last
+    ``repeat_last_n`` tokens of the text, with -1 at all), divided by the temperature, then cut to the top k, to the
+    smallest set of mass ``top_p``, and to probabilities of at least ``min_p`` times the highest. With ``seed`` None
+    each answer draws a seed and reports it in its Done. Raises InvalidRequestError for a value of the wrong type or
+    out of its range.
     """
 
     temperature: Annotated[float, Range(0, 100)] = 0.0
@@ -76,6 +78,7 @@ class Sampling:
     top_p: Annotated[float, Range(0, 1, above=True)] = 1.0
     min_p: Annotated[float, Range(0, 1)] = 0.0
     repeat_penalty: Annotated[float, Range(0, 10, above=True)] = 1.0
+    repeat_last_n: Annotated[int, Range(-1)] = -1
     presence_penalty: Annotated[float, Range(-10, 10)] = 0.0
     frequency_penalty: Annotated[float, Range(-10, 10)] = 0.0
     seed: Annotated[int | None, Range(0, 2**64 - 1)] = None
@@ -98,7 +101,7 @@ class Sampling:
         """The settings that are on: "greedy", or "temperature 0.7, top-p 0.95, seed 1"."""
         told = [each for each in fields(self) if getattr(self, each.name) != each.default]
         if self.greedy:
-            told = [each for each in told if each.name.endswith(("penalty", "bias"))]
+            told = [each for each in told if each.name.endswith(("penalty", "last_n", "bias"))]
         words = [f"{each.name.replace('_', '-')} {self._shown(each.name)}" for each in told]
         return ", ".join(["greedy", *words] if self.greedy else words)
 
@@ -121,7 +124,8 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        return (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+        penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) and self.repeat_last_n != 0
 
 
 class SamplingFields(TypedDict, total=False):
@@ -132,6 +136,7 @@ class SamplingFields(TypedDict, total=False):
     top_p: float
     min_p: float
     repeat_penalty: float
+    repeat_last_n: int
     presence_penalty: float
     frequency_penalty: float
     seed: int | None
@@ -141,7 +146,7 @@ class SamplingFields(TypedDict, total=False):
 
 # The ranges of the fields that are numbers, by name.
 RANGES = ranges_of(Sampling)
-_WHOLE = ("top_k", "seed")
+_WHOLE = ("top_k", "repeat_last_n", "seed")
 
 
 def seeded(sampling: Sampling) -> Sampling:
@@ -206,19 +211,24 @@ def request_of(
     context: abc.Sequence[int],
     purpose: Purpose = Purpose.TOKEN,
     *,
+    begins: int = 0,
     banned: abc.Iterable[int] = (),
     wanted: int = 1,
     measure: Measure = Measure.NOTHING,
 ) -> DrawRequest:
     """The draw request for the token after ``context``; greedy decoding takes the best score without truncation.
 
-    The token is none of ``banned``. With a CountedText the request is valid until the text changes; any other context
-    is counted here.
+    The answer begins at position ``begins`` of the context. The token is none of ``banned``. With a CountedText the
+    request is valid until the text changes; any other context is counted here.
     """
     penalties: dict[str, Any] = {"bias": _added(sampling, banned)}
-    if sampling.penalises and len(context):
+    if sampling.penalises:
+        text = context if isinstance(context, CountedText) else CountedText(context)
+        first = begins if sampling.repeat_penalty == 1 else 0
+        if sampling.repeat_last_n >= 0:
+            first = max(first, len(text) - sampling.repeat_last_n)
         penalties |= {
-            "seen": context.seen if isinstance(context, CountedText) else Counter(context),
+            "seen": text.seen(first, begins),
             "repeat_penalty": sampling.repeat_penalty,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
@@ -249,15 +259,16 @@ def distribution(
     context: abc.Sequence[int] = (),
     ids: IdArray | None = None,
     *,
+    begins: int = 0,
     banned: abc.Iterable[int] = (),
     mask: UintArray | None = None,
 ) -> Distribution:
     """The truncated distribution of the next token, from float32 scores of ``ids``, ascending; None: 0, 1, 2, ...
 
-    The token is none of ``banned``, and one that ``mask`` allows, as in DrawRequest. Raises NonFiniteLogitsError if a
-    score is NaN or the best is infinite, and NoneAllowedError.
+    ``begins`` and ``banned`` as in request_of; the token is one that ``mask`` allows, as in DrawRequest. Raises
+    NonFiniteLogitsError if a score is NaN or the best is infinite, and NoneAllowedError.
     """
-    request = replace(request_of(sampling, context, banned=banned), mask=mask)
+    request = replace(request_of(sampling, context, begins=begins, banned=banned), mask=mask)
     if sampling.greedy:
         best = draw_from(logits, request, ids).tokens[0]
         return Distribution(np.array([best], dtype=np.int64), np.ones(1))
@@ -313,7 +324,8 @@ class Chooser:
     ) -> Distribution:
         ids, scores = rows.scored(index)
         mask = None if cursor is None else cursor.mask
-        return distribution(scores, self.sampling, context, ids, banned=self._banned(context), mask=mask)
+        banned = self._banned(context)
+        return distribution(scores, self.sampling, context, ids, begins=self.begins, banned=banned, mask=mask)
 
     def target_token(self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None) -> int:
         """What the target emits after ``context``: the argmax, or the keyed draw at position len(context).
@@ -322,14 +334,15 @@ class Chooser:
         """
         banned, purpose = self._banned(context), Purpose.CORRECTION if self.uses_rejection else Purpose.TOKEN
         if mask is not None:
-            request = request_of(self.sampling, context, purpose, banned=banned)
+            request = request_of(self.sampling, context, purpose, begins=self.begins, banned=banned)
             return rows.draw(index, replace(request, mask=mask)).tokens[0]
         cursor = None if self.bound is None else self.bound.target(context)
         if self._argmax_decides(banned):
             best = rows.argmax_row(index)
             if cursor is None or cursor.allows([best]):
                 return best
-        return _drawn(rows, index, request_of(self.sampling, context, purpose, banned=banned), cursor).tokens[0]
+        request = request_of(self.sampling, context, purpose, begins=self.begins, banned=banned)
+        return _drawn(rows, index, request, cursor).tokens[0]
 
     def allowed_scores(
         self, rows: Rows, index: int, context: abc.Sequence[int], mask: UintArray | None = None
@@ -407,7 +420,9 @@ class Chooser:
         measure = Measure.MASS if self.sampling.greedy else Measure.NOTHING
         if gate is not None and gate.needs_entropy:
             measure = Measure.ENTROPY
-        request = request_of(self.sampling, context, banned=banned, wanted=wanted, measure=measure)
+        request = request_of(
+            self.sampling, context, begins=self.begins, banned=banned, wanted=wanted, measure=measure
+        )
         drawn = _drawn(rows, index, request, cursor)
         if gate is not None and not gate.admits(drawn.odds[0], drawn.entropy):
             return None

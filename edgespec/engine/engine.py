@@ -55,6 +55,9 @@ _OLD = {
 # How long the processors are observed before they count as idle.
 _LOOK_S = 0.3
 
+# What penalties of a file with a repeat penalty look at where it does not say: as in llama.cpp and Ollama.
+_REPEAT_LAST_N = 64
+
 
 class Engine:
     """A target, optionally a drafter, and the plan for them. Use as a context manager or call ``close``."""
@@ -159,8 +162,11 @@ class Engine:
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
             stated = self.pair.family.sampling
+        stated = {**stated, **self.pair.kept.sampling}
+        if "repeat_penalty" in stated:
+            stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
         try:
-            return Sampling(**cast(dict[str, Any], {**stated, **self.pair.kept.sampling}))
+            return Sampling(**cast(dict[str, Any], stated))
         except InvalidRequestError:
             return Sampling()
 

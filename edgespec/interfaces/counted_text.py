@@ -80,13 +80,15 @@ def common_prefix(left: _Run, right: _Run) -> int:
 class CountedText(abc.Sequence[int]):
     """A text that grows and shrinks at its end, with the number of occurrences of each token.
 
-    Counting starts when ``seen`` is first read. From then on a token takes the same time at any text length.
+    Tokens are counted when ``seen`` is asked for them, so a token takes the same time at any text length.
     """
 
     def __init__(self, tokens: abc.Iterable[int] = ()) -> None:
         self.tokens = list(tokens)
-        self._columns: dict[int, int] | None = None  # each token's column in the arrays; None: not counted yet
-        self._arrays = np.zeros((2, 0), dtype=np.int64)
+        self._first = self._end = 0  # the positions between them are counted
+        self._begins = 0
+        self._columns: dict[int, int] = {}  # each counted token's column in the arrays
+        self._arrays = np.zeros((3, 0), dtype=np.int64)  # tokens, how often each is counted, how often in the answer
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,48 +97,51 @@ class CountedText(abc.Sequence[int]):
         return self.tokens[index]
 
     def extend(self, tokens: abc.Iterable[int]) -> None:
-        before = len(self.tokens)
         self.tokens.extend(tokens)
-        if self._columns is not None:
-            for token in self.tokens[before:]:
-                self._count(self._columns, token)
 
     def cut(self, length: int) -> None:
         """Keep the first ``length`` tokens."""
-        if self._columns is not None:
-            for token in self.tokens[length:]:
-                self._forget(self._columns, token)
+        self._add(range(max(self._first, length), self._end), -1)
+        self._first, self._end = min(self._first, length), min(self._end, length)
         del self.tokens[length:]
 
     def follow(self, tokens: list[int]) -> None:
-        """Become ``tokens``: cut what the two texts do not share, and count the rest."""
+        """Become ``tokens``: cut what the two texts do not share."""
         self.cut(common_prefix(self.tokens, tokens))
         self.extend(tokens[len(self.tokens) :])
 
-    @property
-    def seen(self) -> Seen:
-        """A view, valid until the text changes."""
-        if self._columns is None:
-            self._columns = {}
-            for token in self.tokens:
-                self._count(self._columns, token)
-        tokens, occurrences = self._arrays[:, : len(self._columns)]
+    def seen(self, first: int, begins: int) -> Seen:
+        """The tokens from position ``first`` on, and how often the answer, from ``begins`` on, has each there.
+
+        A view, valid until the text changes.
+        """
+        end, first = len(self.tokens), min(first, len(self.tokens))
+        if begins != self._begins:
+            self._add(range(self._first, self._end), -1)
+            self._begins, self._first, self._end = begins, first, first
+        self._add(range(self._first, min(first, self._end)), -1)
+        self._add(range(first, self._first), 1)
+        self._add(range(max(first, self._end), end), 1)
+        self._first, self._end = first, end
+        tokens, _, occurrences = self._arrays[:, : len(self._columns)]
         return Seen(tokens, occurrences)
 
-    def _count(self, columns: dict[int, int], token: int) -> None:
-        column = columns.setdefault(token, len(columns))
-        if column == self._arrays.shape[1]:
-            self._arrays = np.pad(self._arrays, ((0, 0), (0, column + 1)))  # twice as many
-        self._arrays[0, column] = token
-        self._arrays[1, column] += 1
-
-    def _forget(self, columns: dict[int, int], token: int) -> None:
-        column = columns[token]
-        self._arrays[1, column] -= 1
-        if not self._arrays[1, column]:  # the last column moves here
-            del columns[token]
-            last = len(columns)
-            self._arrays[:, column] = self._arrays[:, last]
-            self._arrays[1, last] = 0
-            if column < last:
-                columns[int(self._arrays[0, column])] = column
+    def _add(self, positions: range, number: int) -> None:
+        """Count the tokens at ``positions`` with 1, forget them with -1."""
+        columns = self._columns
+        for position in positions:
+            token = self.tokens[position]
+            column = columns.setdefault(token, len(columns))
+            if column == self._arrays.shape[1]:
+                self._arrays = np.pad(self._arrays, ((0, 0), (0, column + 1)))  # twice as many
+            self._arrays[0, column] = token
+            self._arrays[1, column] += number
+            if position >= self._begins:
+                self._arrays[2, column] += number
+            if not self._arrays[1, column]:  # the last column moves here
+                del columns[token]
+                last = len(columns)
+                self._arrays[:, column] = self._arrays[:, last]
+                self._arrays[1:, last] = 0
+                if column < last:
+                    columns[int(self._arrays[0, column])] = column

@@ -53,7 +53,7 @@ POWER_OF_TWO = tuple(
 
 
 class Seen(Mapping[int, int]):
-    """Number of occurrences of each token seen. ``arrays``: the distinct tokens and their counts, of one length."""
+    """Number of occurrences of each token. ``arrays``: the distinct tokens and their counts, of one length."""
 
     def __init__(self, tokens: IdArray, occurrences: IdArray) -> None:
         self.arrays = tokens, occurrences
@@ -91,12 +91,13 @@ class DrawRequest:
     """How a token is drawn from a row of scores.
 
     ``bias`` has distinct tokens, and what is added to the score of each: -infinity bans a token. Next, ``seen`` has
-    the tokens that are penalised and their numbers of occurrences. ``mask`` then leaves the allowed tokens: bit i %
-    32 of word i // 32 is that of token i, tokens behind its end are not allowed; None: all are. Scores are then
-    divided by ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that holds
-    ``top_p`` of the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` draws the token.
-    Without a key the best score is taken without truncation, and ``temperature`` only affects odds and entropy.
-    ``wanted`` is the number of tokens to return, at most MOST_DRAWN.
+    the tokens that are penalised and how often each is in the answer: ``repeat_penalty`` is for all of them,
+    ``presence_penalty`` and ``frequency_penalty`` for those of the answer. ``mask`` then leaves the allowed tokens:
+    bit i % 32 of word i // 32 is that of token i, tokens behind its end are not allowed; None: all are. Scores are
+    then divided by ``temperature``, and cut to the ``top_k`` best (0: all), to the smallest set of the best that
+    holds ``top_p`` of the mass, and to weights of at least ``min_p`` times the highest. Noise of ``key`` draws the
+    token. Without a key the best score is taken without truncation, and ``temperature`` only affects odds and
+    entropy. ``wanted`` is the number of tokens to return, at most MOST_DRAWN.
     """
 
     key: NoiseKey | None = None
@@ -193,8 +194,8 @@ def penalised(scores: LogitsArray, request: DrawRequest, ids: IdArray | None = N
     own = scores[columns].astype(np.float64)
     with np.errstate(over="ignore"):
         own = np.where(own > 0, own / request.repeat_penalty, own * request.repeat_penalty)
-        own -= request.presence_penalty
-        own -= request.frequency_penalty * occurrences.astype(np.float64)
+        answered = own - request.presence_penalty - request.frequency_penalty * occurrences.astype(np.float64)
+        own = np.where(occurrences > 0, answered, own)
         scores[columns] = own.astype(np.float32)
     return scores
 

@@ -18,8 +18,10 @@ static float penalised(float score, int64_t occurrences, const struct es_draw_re
 {
     double value = (double)score;
     value = value > 0.0 ? value / request->repeat_penalty : value * request->repeat_penalty;
-    value -= request->presence_penalty;
-    value -= request->frequency_penalty * (double)occurrences;
+    if (occurrences > 0) {
+        value -= request->presence_penalty;
+        value -= request->frequency_penalty * (double)occurrences;
+    }
     return (float)value;
 }
 

@@ -187,7 +187,7 @@ enum es_measures { ES_MEASURE_NOTHING = 0, ES_MEASURE_MASS = 1, ES_MEASURE_SPREA
 /* How a token is drawn from a row of scores; edgespec/interfaces/drawing.py explains each field. */
 struct es_draw_request {
     const int64_t *ids;                /* ascending, one for each score, below 2^32; null: 0, 1, 2, ... */
-    const int64_t *seen, *occurrences; /* [seen_count]: scores to penalise, and how often their tokens were seen */
+    const int64_t *seen, *occurrences; /* [seen_count]: scores to penalise, and how often the answer has their tokens */
     int64_t seen_count;
     double repeat_penalty, presence_penalty, frequency_penalty;
     const uint32_t *mask; /* [mask_words]: a bit for each token, set if it is allowed; null: all are */

@@ -126,19 +126,6 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
     return replace(usual, **values)
 
 
-def within_window(sampling: Sampling, window: int | None) -> Sampling:
-    """The sampling whose penalties look at the last ``window`` tokens; at none with 0, at all with None.
-
-    Raises ApiError for other numbers while there is a penalty.
-    """
-    if window is None:
-        return sampling
-    without = replace(sampling, repeat_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
-    if window and sampling != without:
-        raise unsupported("repeat_last_n", f"a penalty that looks at the last {window} tokens only (repeat_last_n)")
-    return without
-
-
 def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer) -> Sampling:
     """The sampling in which each word of one token is banned, also the token with a blank before it, as in vLLM.
 
@@ -175,9 +162,7 @@ async def decode(
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
     if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
-    samplings = [
-        within_window(sampling_for(usual, request, index), request.penalty_window) for index in range(request.answers)
-    ]
+    samplings = [sampling_for(usual, request, index) for index in range(request.answers)]
     async with _session(request, owner, loaded, budget, turn) as held:
         return await _Answers(request, held, samplings, reader, heard).all()
 

@@ -28,10 +28,9 @@ class Request:
     ``max_tokens`` 0: the prompt is read for later. ``reply_fields``: what of the reply is sent; None: all.
     ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
     how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
-    stream says who guessed its tokens. ``show_progress``: a stream says how much of the prompt is read.
-    ``penalty_window``: the last tokens that penalties look at; 0: none, None: all. The session checks
-    ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name of a
-    function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
+    stream says who guessed its tokens. ``show_progress``: a stream says how much of the prompt is read. The session
+    checks ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name
+    of a function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
     reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out. ``keep_alive_s``: for
     how long the model stays loaded after the answer; infinite: always; None: as before. ``store``: later requests may
     name the answer's items.
@@ -61,7 +60,6 @@ class Request:
     include_usage: bool = False
     show_tokens: bool = False
     show_progress: bool = False
-    penalty_window: int | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     tools: tuple[Any, ...] = ()

@@ -26,7 +26,16 @@ _HOST, _OWNER = "registry.ollama.ai", "library"  # what `ollama list` leaves out
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _SAMPLING = frozenset(
-    {"temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"}
+    {
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repeat_penalty",
+        "repeat_last_n",
+        "presence_penalty",
+        "frequency_penalty",
+    }
 )
 # Parameters that say how Ollama uses the machine. They change no answer.
 _OF_THE_MACHINE = re.compile(

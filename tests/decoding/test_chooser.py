@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edgespec.decoding.sampling import Chooser, Purpose, Sampling, distribution, draw
+from edgespec.decoding.sampling import Chooser, Purpose, Rule, Sampling, distribution, draw
 from edgespec.errors import NonFiniteLogitsError
 from edgespec.interfaces.drawing import DrawRequest, Measure, draw_from, noise_key, uniforms
 from edgespec.interfaces.rows import Distribution, Rows
@@ -343,3 +344,38 @@ def test_a_trimmed_heads_draft_equals_that_of_a_row_with_its_tokens_only(wants: 
         assert asked == [(pytest.approx(asked[0][0]), expected[0][1] and pytest.approx(expected[0][1], rel=1e-5))]
     assert [len(draft.alternatives) for draft, _ in found[:half]] == [0, 1, 3, 4]
     assert few[0] == every[3], "the head's row is a copy"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(presence_penalty=2.0),
+        Sampling(frequency_penalty=0.5),
+        Sampling(repeat_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rule", ["keyed", "rejection"])
+def test_presence_and_frequency_are_those_of_the_answer_for_target_and_drafter(
+    sampling: Sampling, rule: Rule
+) -> None:
+    own = replace(sampling, temperature=1.0, seed=5, rule=rule)
+    scores, prompt = np.linspace(-2, 2, 8).astype(np.float32), [7, 7, 7, 6]
+    chooser, rows = Chooser(own), Rows(1, lambda _: scores)
+    chooser.begins = len(prompt)
+    for answer in ([], [6], [6, 6, 5]):
+        values, text = scores.astype(np.float64), np.array(prompt + answer)
+        spoken = np.isin(np.arange(8), text)
+        counts = np.bincount(np.array(answer, dtype=np.int64), minlength=8)
+        values[spoken] *= np.where(values > 0, 1 / own.repeat_penalty, own.repeat_penalty)[spoken]
+        values -= own.presence_penalty * (counts > 0) + own.frequency_penalty * counts
+        expected = np.exp(values - values.max())
+        found = chooser.distribution(rows, 0, prompt + answer).dense(8)
+        assert found == pytest.approx(expected / expected.sum(), rel=1e-5)
+        draft = chooser.draft(rows, 0, prompt + answer, None)
+        assert draft is not None
+        if rule == "keyed":
+            assert draft.token == chooser.target_token(rows, 0, prompt + answer)
+        else:
+            assert draft.distribution is not None
+            assert draft.distribution.dense(8) == pytest.approx(found)

@@ -34,7 +34,9 @@ def plain(model: FakeModel, sampling: Sampling) -> list[int]:
     """The specification's text, one token at a time; occurrences are counted from scratch for each."""
     text = list(PROMPT)
     for _ in range(TOKENS):
-        request = replace(request_of(sampling, text), seen=Counter(text))
+        first = max(0, len(text) - sampling.repeat_last_n) if sampling.repeat_last_n >= 0 else 0
+        answer = Counter(text[max(first, len(PROMPT)) :])
+        request = replace(request_of(sampling, text), seen={token: answer[token] for token in text[first:]})
         drawn = specified(model.scores(text).tolist(), request)
         assert drawn is not None
         text.append(drawn.tokens[0])
@@ -60,6 +62,7 @@ SAMPLED = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.8]),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
+    repeat_last_n=st.sampled_from([-1, 3, 9]),
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.2, -0.1]),
     seed=st.integers(0, 9),

@@ -29,14 +29,19 @@ def as_dict(own: Distribution) -> dict[int, float]:
     return dict(zip(own.ids.tolist(), own.probs.tolist(), strict=True))
 
 
-def reference(scores: Sequence[float], options: Sampling, context: Sequence[int] = ()) -> dict[int, float]:
+def reference(
+    scores: Sequence[float], options: Sampling, context: Sequence[int] = (), begins: int = 0
+) -> dict[int, float]:
     """The documented order of cuts, applied to one id after another."""
     bias = dict(options.logit_bias)
     values = [float(score) + bias.get(token, 0.0) for token, score in enumerate(scores)]
-    for token in set(context):
+    last = options.repeat_last_n if options.repeat_last_n >= 0 else len(context)
+    first = max(0, len(context) - last)
+    for token in set(context[first:]):
         factor = options.repeat_penalty
         values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
-        values[token] -= options.presence_penalty + options.frequency_penalty * list(context).count(token)
+        if count := list(context[max(first, begins) :]).count(token):
+            values[token] -= options.presence_penalty + options.frequency_penalty * count
     by_score = sorted(range(len(values)), key=lambda i: (-values[i], i))
     if options.temperature == 0:
         return {by_score[0]: 1.0}
@@ -91,6 +96,9 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
         Sampling(temperature=1.0, repeat_penalty=0.5),
         Sampling(temperature=1.0, presence_penalty=1.25),
         Sampling(temperature=1.0, frequency_penalty=-0.75),
+        Sampling(temperature=1.0, repeat_penalty=1.5, repeat_last_n=2),
+        Sampling(temperature=1.0, frequency_penalty=0.75, repeat_last_n=4),
+        Sampling(temperature=1.0, presence_penalty=0.75, repeat_last_n=0),
         Sampling(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01, repeat_penalty=1.1, frequency_penalty=0.5),
         Sampling(repeat_penalty=2.0),
         Sampling(logit_bias={1: -4.0, 2: 100}),
@@ -99,7 +107,9 @@ SCORES = logits(1.0, 3.0, -2.0, 3.0, 0.5, 2.0)
 )
 def test_each_sampling_option_matches_the_reference(options: Sampling) -> None:
     context = [1, 1, 2, 5, 1]
-    agree(distribution(SCORES, options, context), reference(SCORES.tolist(), options, context))
+    for begins in (0, 2, 5):
+        own = distribution(SCORES, options, context, begins=begins)
+        agree(own, reference(SCORES.tolist(), options, context, begins))
 
 
 def test_top_k_top_p_and_min_p_match_values_computed_by_hand() -> None:
@@ -127,6 +137,10 @@ def test_penalties_match_values_computed_by_hand() -> None:
     options = Sampling(repeat_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25)
     own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0]))
     assert own.tolist() == [1.0 - 0.5 - 0.75, -4.0 - 0.5 - 0.5, -0.5 - 0.25, 2.0, -2.0]
+    own = penalised(scores, request_of(options, [0, 1, 1, 2, 0, 0], begins=4))
+    assert own.tolist() == [1.0 - 0.5 - 0.5, -4.0, 0.0, 2.0, -2.0], "presence and frequency are those of the answer"
+    own = penalised(scores, request_of(replace(options, repeat_last_n=3), [0, 1, 1, 2, 0, 0]))
+    assert own.tolist() == [1.0 - 0.5 - 0.5, -2.0, -0.5 - 0.25, 2.0, -2.0], "the last three tokens"
     assert scores.tolist() == [2.0, -2.0, 0.0, 2.0, -2.0]
 
 
@@ -192,6 +206,7 @@ any_options = st.builds(
     top_p=st.sampled_from([1.0, 0.9, 0.5, 0.05]),
     min_p=st.sampled_from([0.0, 0.01, 0.3]),
     repeat_penalty=st.sampled_from([1.0, 1.3]),
+    repeat_last_n=st.sampled_from([-1, -1, 0, 3]),
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, -0.2]),
 )
@@ -225,12 +240,13 @@ def test_any_combination_of_sampling_options_matches_the_reference(
     scores: list[int], options: Sampling, data: st.DataObject
 ) -> None:
     context = data.draw(st.lists(st.integers(0, len(scores) - 1), max_size=8))
-    wanted = reference(scores, options, context)
-    own = as_dict(distribution(logits(*scores), options, context))
+    begins = data.draw(st.integers(0, len(context)))
+    wanted = reference(scores, options, context, begins)
+    own = as_dict(distribution(logits(*scores), options, context, begins=begins))
     if options.top_p < 1 and own.keys() != wanted.keys():
         # The two round differently, so a nucleus that ends exactly at the mass may differ by its last id.
         last = set(own) ^ set(wanted)
-        untouched = reference(scores, replace(options, top_p=1.0, min_p=0.0), context)
+        untouched = reference(scores, replace(options, top_p=1.0, min_p=0.0), context, begins)
         assert len(last) == 1
         assert untouched.keys() >= last
         return
@@ -280,6 +296,9 @@ def test_a_greedy_request_has_no_noise_and_truncates_nothing() -> None:
     assert (own.repeat_penalty, own.presence_penalty, own.frequency_penalty) == (1.5, 1, 0.0)
     assert own.seen == {5: 2, 6: 1}
     assert request_of(Sampling(), [5, 5, 6]).seen == {}
+    of_the_answer = Sampling(frequency_penalty=0.5)
+    assert request_of(of_the_answer, [5, 5, 6], begins=1).seen == {5: 1, 6: 1}
+    assert request_of(of_the_answer, [5, 5, 6], begins=3).seen == {}
 
 
 def test_a_draw_from_a_single_token_returns_that_token() -> None:
@@ -331,6 +350,7 @@ def test_default_sampling_is_greedy_and_untruncated() -> None:
         ("top_p", [1, 1e-9, 0.5], [0, -0.1, 1.0001, float("nan")]),
         ("min_p", [0, 1, 0.5], [-0.1, 1.1, float("nan")]),
         ("repeat_penalty", [0.1, 10], [0, -1, 10.1, float("nan")]),
+        ("repeat_last_n", [-1, 0, 64, 10**6], [-2]),
         ("presence_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("frequency_penalty", [-10, 10], [-10.1, 10.1, float("nan")]),
         ("seed", [0, 2**64 - 1], [-1, 2**64]),
@@ -357,6 +377,7 @@ def test_sampling_options_outside_their_ranges_are_refused(
         ("temperature", None, "temperature is a number, not NoneType None"),
         ("top_k", 1.5, "top_k is a whole number, not float 1.5"),
         ("top_k", True, "top_k is a whole number, not bool True"),
+        ("repeat_last_n", 64.5, "repeat_last_n is a whole number, not float 64.5"),
         ("top_p", [0.5], r"top_p is a number, not list \[0.5\]"),
         ("seed", "5", "seed is a whole number, not str '5'"),
         ("rule", None, "rule cannot be None"),
@@ -375,6 +396,7 @@ def test_sampling_options_of_the_wrong_type_are_refused(name: str, value: object
         (Sampling(), "greedy"),
         (Sampling(seed=3, top_k=5), "greedy"),
         (Sampling(repeat_penalty=1.1, seed=3), "greedy, repeat-penalty 1.1"),
+        (Sampling(repeat_penalty=1.1, repeat_last_n=64), "greedy, repeat-penalty 1.1, repeat-last-n 64"),
         (Sampling(temperature=0.7, top_p=0.95, seed=0), "temperature 0.7, top-p 0.95, seed 0"),
         (Sampling(temperature=1.0, rule="rejection"), "temperature 1.0, rule rejection"),
         (Sampling(logit_bias={4: -1, 2: 1}), "greedy, logit-bias of 2 tokens"),
@@ -432,6 +454,8 @@ def test_numpy_numbers_are_valid_sampling_options() -> None:
         ({"repeat_penalty": 1.1}, True),
         ({"presence_penalty": 0.1}, True),
         ({"frequency_penalty": 0.1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 1}, True),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
         ({}, False),
     ],
 )

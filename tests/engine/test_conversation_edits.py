@@ -121,6 +121,10 @@ def test_file_sampling_comes_from_the_model_files_metadata(tmp_path: Path, tiny:
         assert (found.top_k, found.seed) == (20, None)
         drawn = (found.temperature, found.top_p, found.min_p, found.repeat_penalty)
         assert drawn == pytest.approx((0.6, 0.95, 0.05, 1.1))
+        assert found.repeat_last_n == 64, "of llama.cpp, where the file does not say"
+    stated = with_sampling(tmp_path / "last.gguf", {**SAMPLING, "penalty_last_n": 256})
+    with tiny.load(stated, draft="none") as engine:
+        assert engine.file_sampling.repeat_last_n == 256
 
 
 @pytest.mark.parametrize("values", [{}, {"temp": -1.0}, {"temp": float("nan")}, {"top_p": 0.0}])

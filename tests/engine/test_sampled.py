@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -120,3 +121,21 @@ def test_penalties_copy_only_the_score_rows_they_change(monkeypatch: pytest.Monk
     rows.draw(0, rows_module.DrawRequest())
     rows.draw(0, rows_module.DrawRequest(seen={1: 1}, presence_penalty=1.0))
     assert asked[0] == scores.ctypes.data != asked[1]
+
+
+def test_presence_and_frequency_penalties_count_the_tokens_of_the_answer(tiny: TinyModels) -> None:
+    sampling, prompt = Sampling(presence_penalty=1.0, frequency_penalty=0.5), list(range(4, 600, 2))
+    with tiny.load_speculating() as engine:
+        text = list(prompt)
+        with closing(engine.pair.target.open(engine.plan.context_length)) as target:
+            target.forward(prompt[:-1], 0)
+            for _ in range(20):
+                scores = target.forward(text[-1:], 1).logits(0).astype(np.float64)
+                counts = np.bincount(text[len(prompt) :], minlength=len(scores))
+                text.append(int(np.argmax(scores - 1.0 * (counts > 0) - 0.5 * counts)))
+        assert set(prompt) & set(text[len(prompt) :]), "tokens of the prompt are as likely as others"
+        with engine.session() as session:
+            for depth in (0, DEPTH):
+                found = answer(session.generate(prompt, raw=True, max_tokens=20, sampling=sampling, depth=depth))
+                assert list(found.token_ids) == text[len(prompt) :]
+                session.clear()

@@ -39,7 +39,7 @@ def specified(scores: Sequence[float], request: DrawRequest, ids: Sequence[int] 
             return None
     bias = dict(request.bias)
     biased = [f32(score + bias[i]) if i in bias else score for score, i in zip(scores, ids, strict=True)]
-    own = [penalised(score, request.seen.get(i, 0), request) for score, i in zip(biased, ids, strict=True)]
+    own = [penalised(score, request.seen.get(i), request) for score, i in zip(biased, ids, strict=True)]
     best = max(own)
     if any(math.isnan(score) for score in own) or math.isinf(best):
         return None
@@ -60,11 +60,14 @@ def specified(scores: Sequence[float], request: DrawRequest, ids: Sequence[int] 
     return Drawn.of([ids[place] for place in first], values, request, float(mass), float(spread))
 
 
-def penalised(score: float, occurrences: int, request: DrawRequest) -> float:
-    if not occurrences:
+def penalised(score: float, occurrences: int | None, request: DrawRequest) -> float:
+    """The score of a token that the answer has so often; None: a token that is not penalised."""
+    if occurrences is None:
         return score
     score = score / request.repeat_penalty if score > 0 else score * request.repeat_penalty
-    return f32(score - request.presence_penalty - request.frequency_penalty * occurrences)
+    if occurrences:
+        score = score - request.presence_penalty - request.frequency_penalty * occurrences
+    return f32(score)
 
 
 def truncated(ranked: Sequence[int], weights: Sequence[float], request: DrawRequest) -> list[int]:

@@ -246,7 +246,7 @@ static void compare_draws(int64_t draws)
 {
     static const double top_ps[] = {1.0, 0.95, 0.5, 0x1.fffffffffffffp-1, 5e-324},
                         min_ps[] = {0.0, 0.05, 1e-6, 1.0};
-    static const int64_t top_ks[] = {0, 1, 40, 700}, seen[] = {0, 7, 2}, occurrences[] = {1, 9, 2};
+    static const int64_t top_ks[] = {0, 1, 40, 700}, seen[] = {0, 7, 2}, occurrences[] = {1, 0, 2};
     static const float sizes[] = {0.1f, 3.0f, 30.0f}, scales[] = {1.442695f, 2.060993f, 0.01442695f, 0x1p60f};
     static float scores[MOST_SCORES];
     static int64_t ids[MOST_SCORES];

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ SAMPLED = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.8]),
     repeat_penalty=st.sampled_from([1.0, 1.3, 0.7]),
+    repeat_last_n=st.sampled_from([-1, 0, 3]),
     presence_penalty=st.sampled_from([0.0, 0.7]),
     frequency_penalty=st.sampled_from([0.3, -0.2]),
     seed=st.integers(0, 99),
@@ -47,27 +48,36 @@ def changed(text: CountedText, tokens: list[int], change: list[int] | float) -> 
 def test_a_counted_text_is_a_list_with_the_occurrences_of_each_token(
     first: list[int], changes: list[list[int] | float], asked_from: int
 ) -> None:
-    text, tokens = CountedText(first), list(first)
+    text, tokens, place = CountedText(first), list(first), random.Random(len(changes))
     for number, change in enumerate(changes):
         changed(text, tokens, change)
         assert (list(text), len(text)) == (tokens, len(tokens))
         assert text[-2:] == tokens[-2:]
         if number >= asked_from:  # also a text that was never counted before
-            assert text.seen == Counter(tokens)
-            assert len(text.seen) == len(set(tokens))
+            start, begins = place.choice((0, 3, 8, len(tokens))), place.choice((0, 0, 0, 5))
+            answer = Counter(tokens[max(start, begins) :])
+            assert text.seen(start, begins) == {token: answer[token] for token in tokens[start:]}
+            assert len(text.seen(start, begins)) == len(set(tokens[start:]))
 
 
-@given(changes=CHANGES, sampling=SAMPLED, seed=st.integers(0, 99), trimmed=st.booleans())
+@given(changes=CHANGES, sampling=SAMPLED, begins=st.integers(0, 9), seed=st.integers(0, 99), trimmed=st.booleans())
 def test_draws_with_counted_penalties_equal_the_specification(
-    library: NativeLibrary, changes: list[list[int] | float], sampling: Sampling, seed: int, trimmed: bool
+    library: NativeLibrary,
+    changes: list[list[int] | float],
+    sampling: Sampling,
+    begins: int,
+    seed: int,
+    trimmed: bool,
 ) -> None:
     scores = np.random.default_rng(seed).normal(0, 2, VOCABULARY_SIZE).astype(np.float32)
     ids = np.flatnonzero(np.arange(2 * VOCABULARY_SIZE) % 2) if trimmed else None
     text, tokens = CountedText(), list[int]()
     for change in changes:
         changed(text, tokens, change)
-        request = request_of(sampling, text)
-        fresh: Mapping[int, int] = Counter(tokens) if tokens else {}
+        request, last = request_of(sampling, text, begins=begins), sampling.repeat_last_n
+        first = max(0, len(tokens) - last) if last >= 0 else 0
+        answer = Counter(tokens[max(first, begins) :])
+        fresh = {token: answer[token] for token in tokens[first:]}
         expected = specified(scores.tolist(), replace(request, seen=fresh), None if ids is None else ids.tolist())
         assert draw_from(scores, request, ids) == expected
         for level in library.levels:
@@ -82,12 +92,13 @@ def test_a_counted_text_can_become_another_text(texts: list[list[int]]) -> None:
     text = CountedText([1, 2])
     for other in texts:
         text.follow(other)
-        assert (list(text), text.seen) == (other, Counter(other))
+        assert (list(text), text.seen(0, 0)) == (other, Counter(other))
 
 
 def test_a_new_counted_text_is_empty() -> None:
     assert list(CountedText()) == []
-    assert not CountedText().seen
+    assert not CountedText().seen(0, 0)
+    assert not CountedText([1, 2]).seen(3, 3)
 
 
 def test_seen_tokens_are_an_equal_mapping_from_either_way_of_counting() -> None:

@@ -88,6 +88,7 @@ def test_every_option_is_read() -> None:
         "top_p": 0.5,
         "min_p": 0.1,
         "repeat_penalty": 1.5,
+        "repeat_last_n": 64,
         "presence_penalty": 1,
         "frequency_penalty": -1,
         "stop": ["a", "b"],
@@ -109,6 +110,7 @@ def test_every_option_is_read() -> None:
             "top_p": 0.5,
             "min_p": 0.1,
             "repeat_penalty": 1.5,
+            "repeat_last_n": 64,
             "presence_penalty": 1,
             "frequency_penalty": -1,
         }

@@ -23,7 +23,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, within_window, without_words
+from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.faces.face import Head, Stretch
 from edgespec.server.faces.openai import CHAT, COMPLETION, usage
@@ -154,15 +154,10 @@ def test_the_likeliest_tokens_of_a_completion_include_the_answers_own(engine: En
     assert choice["logprobs"]["top_logprobs"] == [{"a": -2.0}, {"b": -0.5, "a": -2.0}, {"a": -2.0}]
 
 
-def test_penalties_look_at_all_tokens_or_at_none() -> None:
-    drawn = Sampling(temperature=0.5, repeat_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.2)
-    assert within_window(drawn, None) == drawn
-    assert within_window(drawn, 0) == Sampling(temperature=0.5)
-    assert within_window(Sampling(temperature=0.5), 64) == Sampling(temperature=0.5), "it changes nothing"
-    for penalty in ("repeat_penalty", "presence_penalty", "frequency_penalty"):
-        with pytest.raises(ApiError) as found:
-            within_window(Sampling(**{penalty: 1.5}), 64)
-        assert (found.value.param, found.value.code) == ("repeat_last_n", "unsupported_parameter")
+def test_the_tokens_that_penalties_look_at_are_those_of_the_request_or_of_the_model() -> None:
+    usual = Sampling(repeat_penalty=1.1, repeat_last_n=64)
+    assert sampling_for(usual, Request(sampling={"repeat_penalty": 1.5}), 0).repeat_last_n == 64
+    assert sampling_for(usual, Request(sampling={"repeat_last_n": 0}), 0).repeat_last_n == 0
 
 
 @given(

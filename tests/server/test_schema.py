@@ -119,7 +119,6 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
             "mirostat": 0,
             "dry_multiplier": 0.0,
             "xtc_probability": 0,
-            "repeat_last_n": -1,
             "top_a": 0,
         },
         {"mirostat_tau": 5.0, "dry_base": 1.75, "xtc_threshold": 0.1, "options": {"tfs_z": 1.0, "mirostat": 0}},
@@ -231,8 +230,9 @@ def test_a_field_of_the_wrong_type_or_size_is_named(field: str, value: Any) -> N
 
 
 def test_fields_of_other_servers_mean_the_same_here() -> None:
-    assert read_chat({"messages": HI, "repeat_last_n": 64}).penalty_window == 64
-    assert read_chat({"messages": HI, "repeat_last_n": 64, "options": {"repeat_last_n": 0}}).penalty_window == 0
+    assert read_chat({"messages": HI, "repeat_last_n": 64.0}).sampling == {"repeat_last_n": 64}
+    both = read_chat({"messages": HI, "repeat_last_n": 64, "options": {"repeat_last_n": 0}})
+    assert both.sampling == {"repeat_last_n": 0}
     assert read_chat({"messages": HI, "n_predict": 5}).max_tokens == 5
     assert read_chat({"messages": HI, "n_predict": 5, "max_tokens": 6}).max_tokens == 6
     assert read_chat({"messages": HI, "n_predict": 0}).max_tokens == 0, "the prompt is read for later"

@@ -220,7 +220,7 @@ def test_a_short_name_is_ollamas_only_if_ollama_has_it_here(user: User, weights:
 @pytest.mark.usefixtures("_ollama")
 def test_ollamas_system_message_stop_texts_and_sampling_are_obeyed(user: User, tmp_path: Path) -> None:
     scripted = write_scripted_gguf(tmp_path / "scripted.gguf", SCRIPT).read_bytes()
-    parameters = json.dumps({"stop": [" friend"], "temperature": 0.25, "top_k": 7}).encode()
+    parameters = json.dumps({"stop": [" friend"], "temperature": 0.25, "top_k": 7, "repeat_last_n": 9}).encode()
     user.layers_to_ollama(f"{LIBRARY}/pirate/latest", scripted, system=b"You are a pirate.", params=parameters)
     user.layers_to_ollama(f"{LIBRARY}/plain/latest", scripted)
     texts = {}
@@ -232,7 +232,8 @@ def test_ollamas_system_message_stop_texts_and_sampling_are_obeyed(user: User, t
             assert ("pirate" in prompts.read(asked)) is (name == "pirate")
             assert "pirate" not in prompts.read([{"role": "system", "content": "Be brief."}, *asked])
             sampling = engine.file_sampling
-            assert (sampling.temperature, sampling.top_k) == ((0.25, 7) if name == "pirate" else (0.0, 0))
+            drawn = (sampling.temperature, sampling.top_k, sampling.repeat_last_n)
+            assert drawn == ((0.25, 7, 9) if name == "pirate" else (0.0, 0, -1))
     assert texts == {"pirate": "Hello there", "plain": "Hello there friend"}
 
 

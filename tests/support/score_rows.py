@@ -113,9 +113,10 @@ def requested(draw: np.random.Generator, ids: NDArray[np.int64] | None, count: i
         request = replace(request, mask=masked(draw, int(among[-1]) + 1))
     if draw.random() < 0.7:
         return request
+    seen = Counter(draw.choice(among, size=int(draw.integers(1, 12))).tolist())
     return replace(
         request,
-        seen=Counter(draw.choice(among, size=int(draw.integers(1, 12))).tolist()),
+        seen={token: count - 1 for token, count in seen.items()},  # some are in the prompt alone
         repeat_penalty=one_of(1.0, 1.1, 0.5, 10.0, 5e-324),
         presence_penalty=one_of(0.0, 0.7, -1.3),
         frequency_penalty=one_of(0.0, 0.1, -0.2),

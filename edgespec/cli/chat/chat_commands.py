@@ -71,6 +71,7 @@ SETTINGS: dict[str, tuple[type, tuple[str, ...]]] = {
     "top-k": (int, ("0", "20", "40")),
     "min-p": (float, ("0", "0.05")),
     "repeat-penalty": (float, ("1", "1.1")),
+    "repeat-last-n": (int, ("-1", "64")),
     "presence-penalty": (float, ("0", "1.5")),
     "frequency-penalty": (float, ("0",)),
     "seed": (int, ("none",)),

@@ -98,6 +98,7 @@ _SAMPLING_KEYS = {
     "top_p": "top_p",
     "min_p": "min_p",
     "penalty_repeat": "repeat_penalty",
+    "penalty_last_n": "repeat_last_n",
 }
 
 _CHUNK_BYTES = 1 << 20  # 1 MiB keeps memory flat; hashing larger pieces is not faster

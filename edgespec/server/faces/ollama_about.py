@@ -110,6 +110,7 @@ def _size(parameters: int) -> str:
 
 def _parameters(card: ModelCard) -> dict[str, Any]:
     """The settings of an answer that asks for none, by Ollama's names."""
-    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
+    penalties = ("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", *penalties)
     drawing = {} if card.sampling is None else {name: getattr(card.sampling, name) for name in names}
     return {"num_ctx": card.context_length, **drawing}

@@ -304,10 +304,10 @@ _OBEYED = (
         Field(
             "repeat_last_n",
             whole(-1, MOST_WHOLE),
-            "the last tokens that penalties look at: 0 for none, -1 for all; others only without penalties",
+            "the last tokens of the text that penalties look at: 0 for none, -1 for all",
             ALL,
-            lambda given: None if given == -1 else int(given),
-            sets="penalty_window",
+            int,
+            sets="sampling.repeat_last_n",
         ),
     ),
     Field(
