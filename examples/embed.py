@@ -26,8 +26,10 @@ def stream(engine: Engine) -> None:
 def cancel_from_another_thread(engine: Engine) -> None:
     """Stop an answer from another thread, as a stop button does."""
     with engine.session() as session:
+        answer = session.generate("Write a long story about a fox and a bear.", max_tokens=1500)
+        next(answer.texts())  # the answer has begun
         threading.Timer(0.5, session.cancel).start()
-        done = session.generate("Write a long story about a fox and a bear.", max_tokens=1500).result()
+        done = answer.result()
         print(f"stopped: {done.finish_reason}, {done.stats.emitted_tokens} tokens were written")
 
 

@@ -363,7 +363,7 @@ def test_calibrate_works_again_after_ctrl_c(tiny: TinyModels, home: Home, when: 
     assert b"Traceback" not in told + err
     assert (told + err).splitlines()[-1] == b"interrupted"
     assert out == b""
-    again = subprocess.run(arguments, capture_output=True, env=environment(home.root), timeout=WAIT_S, check=False)
+    again = subprocess.run(arguments, capture_output=True, env=environment(home.root), timeout=200, check=False)
     assert again.returncode == 0, again.stderr
     assert stored(home)["widths"] == len(processor_runtimes())
 

@@ -13,12 +13,12 @@ import pytest
 
 from edgespec.files.home import Home
 from tests.support.command_line import command, environment, run_python
-from tests.support.terminal import EDITING, ESCAPE_CODE, WAIT_S, Terminal
+from tests.support.terminal import CTRL_C, EDITING, ESCAPE_CODE, WAIT_S, Terminal
 from tests.support.tiny_models import TinyModels
 
 pytestmark = pytest.mark.slow
 
-CTRL_C, CTRL_D, CTRL_J, CTRL_P, CTRL_R, TAB = b"\x03", b"\x04", b"\x0a", b"\x10", b"\x12", b"\x09"
+CTRL_D, CTRL_J, CTRL_P, CTRL_R, TAB = b"\x04", b"\x0a", b"\x10", b"\x12", b"\x09"
 PASTE_BEGINS, PASTE_ENDS = "\x1b[200~", "\x1b[201~"
 # In llama.cpp nothing is drafted before it is measured.
 NOTHING_KNOWN = {"EDGESPEC_RUNTIME": "llama", "EDGESPEC_DRAFT_RUNTIME": "llama"}
@@ -182,11 +182,9 @@ def test_ctrl_c_clears_a_line_with_text_and_twice_in_an_empty_one_leaves(opened:
     chat.type("hello\r")
     chat.wait_for(ANSWERED)
     chat.wait_for(EDITING)
-    chat.type(CTRL_C)
-    chat.wait_for(r"Ctrl-C again within 2 s")
+    first_at = chat.interrupt()
     chat.wait_for(EDITING)
-    chat.type(CTRL_C)
-    assert chat.exit_code() == 130
+    assert chat.interrupt_again(first_at) == 130
     assert "half a prompthello" not in chat.plain
 
 

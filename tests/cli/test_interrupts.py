@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,10 +16,10 @@ from edgespec.files.home import Home
 from tests.support.command_line import command, environment
 from tests.support.http_server import wait_until
 from tests.support.hub_server import HubServer, running
-from tests.support.terminal import WAIT_S, Terminal
+from tests.support.terminal import CTRL_C, WAIT_S, Terminal
 from tests.support.tiny_models import TinyModels
 
-CTRL_C, CTRL_D = b"\x03", b"\x04"
+CTRL_D = b"\x04"
 
 
 @pytest.fixture
@@ -44,23 +43,6 @@ def chat(tiny: TinyModels, slow_options: tuple[str, ...]) -> Iterator[Terminal]:
 # The answer has begun; some of its characters are rare kinds of space.
 BEGUN = r"hello\s+\S+\s+\S"
 STOPPED = r"(tok/s|tokens?) ·(.|\n)*?stopped"
-
-
-def leave(chat: Terminal, first_at: float) -> int:
-    """Press Ctrl-C for the second time (the first time was at ``first_at``); the exit code."""
-    chat.type(CTRL_C)
-    pressed_at, line_ended = time.monotonic(), False
-    while chat.process.poll() is None and time.monotonic() < pressed_at + WAIT_S:
-        if chat.find("Ctrl-C again within 2 s"):
-            assert time.monotonic() - first_at > 2  # the machine was busy: this was a first time
-            return leave(chat, pressed_at)
-        # Python notices a signal between a prompt and the wait for keys at the end of the line only.
-        if not line_ended and time.monotonic() > pressed_at + 3:
-            with contextlib.suppress(OSError):
-                chat.type("\r")
-            line_ended = True
-        time.sleep(0.01)
-    return chat.exit_code()
 
 
 @pytest.mark.slow
@@ -110,11 +92,9 @@ def test_ctrl_c_twice_leaves_in_an_empty_line_and_not_in_an_answer(chat: Termina
     chat.type(CTRL_C)
     chat.wait_for(STOPPED)
     chat.wait_for(r"> ")
-    first_at = time.monotonic()
-    chat.type(CTRL_C)
-    chat.wait_for(r"Ctrl-C again within 2 s")
+    first_at = chat.interrupt()
     chat.wait_for(r"> ")
-    assert leave(chat, first_at) == 130
+    assert chat.interrupt_again(first_at) == 130
     assert "interrupted" in chat.screen
 
 
@@ -122,8 +102,8 @@ def test_ctrl_c_twice_leaves_in_an_empty_line_and_not_in_an_answer(chat: Termina
 def test_ctrl_c_at_the_prompt_drops_the_line_and_stays(chat: Terminal) -> None:
     chat.type("half a prompt")
     time.sleep(0.3)  # a signal in the moment between prompt and waiting for keys is noticed at the next key only
-    chat.type(CTRL_C)
-    chat.wait_for(r"Ctrl-C again within 2 s.*leaves")
+    chat.interrupt()
+    chat.wait_for("leaves")
     chat.wait_for(r"> ")
     chat.type("hello\r")
     chat.wait_for(BEGUN)

@@ -457,7 +457,21 @@ def test_random_delays_do_not_change_the_pipelined_text(
 
 def test_the_drafter_stops_at_the_next_token_once_the_target_is_done(thread: Submit) -> None:
     """The drafter may write eight tokens, and writes as many as time allows: at least the current one."""
-    state = SleepyDrafter(scripted.oracle(KNOWN["greedy"])._script, pace=lambda: 0.02)
+
+    class AsSlow(scripted.Scripted):
+        """Its first token takes as long as the target, its others no time."""
+
+        def propose(self, context: Context, depth: int, gate: ChainGate | None = None) -> Proposal:
+            assert gate is not None
+            whole, until = super().propose(context, depth, gate), time.monotonic() + 10
+            while gate.goes_on() and time.monotonic() < until:
+                time.sleep(0.001)
+            for count in range(1, len(whole.tokens)):
+                if not gate.goes_on():
+                    return whole.cut(count)
+            return whole
+
+    state = AsSlow(scripted.oracle(KNOWN["greedy"])._script)
     own = start(FakeModel(), PROMPT)
     budget = FixedBudget(most=8, ahead=9)
     own.take(pipelined(own, state, depth=8, budget=budget, max_tokens=6, submit=thread).steps())

@@ -254,7 +254,7 @@ def test_leaving_an_answer_does_not_wait_long_for_a_hanging_drafter_process(
     load: Load, mode: str, leave: str
 ) -> None:
     """Waiting for the drafter would exceed this test's time limit."""
-    patient = replace(SHORT, answer_s=3600.0, timed_s=3600.0)
+    patient = replace(SHORT, load_s=WAIT_S, answer_s=3600.0, timed_s=3600.0)
     with load(replace(QUICK, deadlines=patient)) as engine:
         session = open_session(engine, mode)
         wait_for_drafter(engine)

@@ -40,7 +40,7 @@ def test_the_plan_of_the_default_pair_says_what_each_drafter_gains(pair: Engine)
 
 def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
     assert not pair.unmeasured
-    with Engine.load("qwen2.5-coder-1.5b") as again:
+    with Engine.load("qwen2.5-coder-1.5b", profile="laptop", draft="qwen2.5-coder-0.5b") as again:
         assert not again.unmeasured
         # Answers of other tests teach the acceptance, so the plans may predict different rates.
         assert again.plan.numeric_class == pair.plan.numeric_class

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import CancelledError, RuntimeUnavailableError
+from edgespec.interfaces.model import Sequence
 from edgespec.runtimes.llama import context as llama_context
 from edgespec.runtimes.llama.context import LlamaSettings
 from edgespec.runtimes.llama.library import load
@@ -18,6 +19,8 @@ from edgespec.runtimes.native import library as native_library
 from tests.support.kernel_calls import require_native
 from tests.support.loading import load_model
 from tests.support.tiny_gguf import write_tiny_gguf
+
+ENOUGH = 0.3
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def wide_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def share_computed_without_the_interpreter_lock(path: Path) -> float:
-    """The share of a forward that is computed while this thread keeps the lock."""
+    """The share of a forward that is computed while this thread keeps the lock: until it is ENOUGH."""
 
     def others_s() -> float:
         return time.process_time() - time.thread_time()
@@ -47,7 +50,7 @@ def share_computed_without_the_interpreter_lock(path: Path) -> float:
         try:
             sys.setswitchinterval(60)  # no thread gets the lock by requesting it
             started, before = time.perf_counter(), others_s()
-            while time.perf_counter() < started + 0.3:
+            while time.perf_counter() < started + 0.5 and others_s() - before <= ENOUGH * whole_s:
                 pass
             computed = others_s() - before
         finally:
@@ -60,29 +63,30 @@ def share_computed_without_the_interpreter_lock(path: Path) -> float:
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
 def test_the_abort_callback_needs_no_interpreter_lock(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine the forward may end before the lock is taken, or get no core until then.
-    assert any(share_computed_without_the_interpreter_lock(wide_gguf) > 0.3 for _ in range(8))
+    assert any(share_computed_without_the_interpreter_lock(wide_gguf) > ENOUGH for _ in range(30))
     # For comparison: a callback that waits for the lock at each node of the graph.
     monkeypatch.setattr(
         llama_context, "_native_abort_callback", lambda api: api.ggml_abort_callback(lambda _data: False)
     )
-    assert all(share_computed_without_the_interpreter_lock(wide_gguf) < 0.3 for _ in range(3))
+    assert all(share_computed_without_the_interpreter_lock(wide_gguf) < ENOUGH for _ in range(3))
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="there is no native abort callback on 32-bit machines")
 def test_the_abort_callback_does_not_slow_forwards_down(wide_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward_s() -> float:
-        with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as sequence:
-            times = []
-            for _ in range(5):
-                started = sequence.run(time.thread_time)
-                sequence.forward([5] * 64, 0)
-                times.append(sequence.run(time.thread_time) - started)
-                sequence.rewind(0)
-        return min(times)  # processor time: other programs do not count
+    def forward_s(sequence: Sequence) -> float:
+        """Processor time: other programs count little."""
+        started = sequence.run(time.thread_time)
+        sequence.forward([5] * 64, 0)
+        took_s = sequence.run(time.thread_time) - started
+        sequence.rewind(0)
+        return took_s
 
-    with_callback = forward_s()
-    monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
-    assert with_callback < 2 * forward_s()
+    with load_model(wide_gguf, LlamaSettings()) as model, model.open(256) as called:
+        monkeypatch.setattr(llama_context, "_native_abort_callback", lambda _api: None)
+        with model.open(256) as uncalled:
+            pairs = [(forward_s(called), forward_s(uncalled)) for _ in range(10)]
+    with_s, without_s = (min(times) for times in zip(*pairs, strict=True))
+    assert with_s < 4 * without_s
 
 
 def test_without_a_native_callback_a_cancel_waits_for_the_chunk_only(

@@ -59,10 +59,11 @@ def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
     for thread in threads:
         thread.join(WATCHDOG_S)
     assert order == [1.0, 9.0]
-    turns._left = {1.0: turns._clock()}
-    assert 0.0 < turns._wait_s((9.0, False), turns._clock()) <= NEXT_S
-    assert turns._wait_s((9.0, True), turns._clock()) == 0.0, "it has waited long enough"
-    assert turns._wait_s((1.0, False), turns._clock()) <= 0.0
+    now = turns._clock()
+    turns._left = {1.0: now}
+    assert turns._wait_s((9.0, False), now) == pytest.approx(NEXT_S)
+    assert turns._wait_s((9.0, True), now) == 0.0, "it has waited long enough"
+    assert turns._wait_s((1.0, False), now) == 0.0
 
 
 def test_a_heavier_model_waits_while_a_lighter_ones_step_is_collected() -> None:

@@ -77,8 +77,13 @@ def every_call_fails(model: WorkerModel, sequence: Sequence) -> None:
     sequence.reset_cancel()
 
 
-def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -> WorkerLostError:
-    """Send a signal during forwards of all sizes, rewinds and rows; returns the error that ended them."""
+def hit_at_random(
+    model: WorkerModel, rng: random.Random, hit: signal.Signals, deadlines: Deadlines | None = None
+) -> WorkerLostError:
+    """Send a signal during forwards of all sizes, rewinds and rows; returns the error that ended them.
+
+    ``deadlines`` hold from shortly before the signal on.
+    """
     sequence = model.open(600)
 
     def work() -> None:
@@ -91,7 +96,15 @@ def hit_at_random(model: WorkerModel, rng: random.Random, hit: signal.Signals) -
     before = 0.05 * rng.random()
     running = sequence.submit(work)
     time.sleep(before)
-    os.kill(model.pid, hit)
+    if deadlines is not None:
+        link, until = model._link, time.monotonic() + WAIT_S
+        link.deadlines = model.times._deadlines = deadlines
+        issued = link._issued
+        while link._issued < issued + 2 and not running.done():  # the request in flight has the longer ones
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        time.sleep(0.01 * rng.random())
+    model._link._process.send_signal(hit)  # unless a busy machine let a deadline pass, and the process has ended
     error = running.exception(WAIT_S)
     assert isinstance(error, WorkerLostError)
     assert 0 <= sequence.length < 600
@@ -113,8 +126,8 @@ def test_a_worker_killed_at_any_moment_is_reported_as_lost(tiny_gguf: Path, seed
 @pytest.mark.parametrize("seed", range(8))
 def test_a_worker_stopped_at_any_moment_is_reported_as_not_answering(tiny_gguf: Path, seed: int) -> None:
     request = LoadRequest(runtime="llama", path=tiny_gguf, settings=asdict(LlamaSettings()))
-    with start_model(request, deadlines=SHORT) as model:
-        error = hit_at_random(model, random.Random(seed), signal.SIGSTOP)
+    with start_model(request) as model:
+        error = hit_at_random(model, random.Random(seed), signal.SIGSTOP, SHORT)
         assert "does not answer" in error.message
 
 

@@ -168,6 +168,13 @@ def test_no_wait_on_windows_is_longer_than_a_tenth_of_a_second(
     """Ctrl-C interrupts none there, and is seen between two."""
     waits = list[float]()
 
+    def job(result: int) -> int:
+        """Takes three waits."""
+        before, until = len(waits), time.monotonic() + WAIT_S
+        while len(waits) < before + 3 and time.monotonic() < until:
+            time.sleep(0.01)
+        return result
+
     def waiting(futures: list[Future[int]], timeout: float) -> object:
         waits.append(timeout)
         return wait(futures, timeout)
@@ -180,8 +187,8 @@ def test_no_wait_on_windows_is_longer_than_a_tenth_of_a_second(
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(module, "wait", waiting)
     monkeypatch.setattr(Future, "result", result)
-    assert worker.run(lambda: time.sleep(0.25) or 7) == 7
-    assert worker.run(lambda: time.sleep(0.25) or 8, lambda: True) == 8
+    assert worker.run(lambda: job(7)) == 7
+    assert worker.run(lambda: job(8), lambda: True) == 8
     assert len(waits) >= 6
     assert max(waits) <= 0.1
 

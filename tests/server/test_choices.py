@@ -21,8 +21,9 @@ from edgespec.server.queue import MOST_RUNNING
 from edgespec.text.conversation.answer_parts import AnswerText
 from tests.engine.test_tools import TEMPLATE, tool
 from tests.server.test_tools import CALL
-from tests.support.http_server import Running, running
+from tests.support.http_server import WAIT_S, Running, running
 from tests.support.tiny_models import TinyModels
+from tests.support.watched_sequences import HeldAnswer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASKED = [{"role": "user", "content": "hello people"}]
@@ -289,9 +290,13 @@ def test_caches_that_cannot_be_copied_are_not(
     assert not branched
 
 
-def test_answers_of_other_requests_take_places(slow: Running, branched: list[Session]) -> None:
-    first = slow.asking("hello", max_tokens=600)
-    slow.wait_until(lambda: engine_of(slow).pair.answering)
+def test_answers_of_other_requests_take_places(
+    slow: Running, branched: list[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding = HeldAnswer(monkeypatch)
+    first = slow.asking("hello", max_tokens=20)
+    assert holding.come.wait(WAIT_S)
     assert slow.chat("people", n=MOST_RUNNING, max_tokens=3).status_code == 200
     assert len(branched) == MOST_RUNNING - 2
-    assert first.result().status_code == 200
+    holding.release.set()
+    assert first.result(WAIT_S).status_code == 200

@@ -372,11 +372,13 @@ def test_models_health_and_the_openapi_document(server: Running) -> None:
 
 
 def test_requests_are_logged_and_counted_without_their_text(server: Running) -> None:
+    before = len(server.lines)
     server.chat("a secret word", max_tokens=3)
-    server.wait_until(lambda: server.lines[-1].path == CHAT)
-    line = server.lines[-1]
+    server.wait_until(lambda: CHAT in [line.path for line in server.lines[before:]])
+    line = next(line for line in server.lines[before:] if line.path == CHAT)
     assert (line.method, line.path, line.status, line.client) == ("POST", CHAT, 200, "127.0.0.1")
     assert line.answers[0].stats.emitted_tokens == 3
+    server.wait_until(lambda: server.service.connections() == 0)
     with server.client() as client:
         text = client.get("/metrics").text
     assert f'edgespec_requests_total{{path="{CHAT}",status="200"}}' in text

@@ -31,7 +31,7 @@ from edgespec.server.service import Served, Service
 from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import WAIT_S, Running, wait_until
 from tests.support.tiny_models import TinyModels, answer
-from tests.support.watched_sequences import watch_forwards
+from tests.support.watched_sequences import HeldAnswer
 
 GIB = 2**30
 
@@ -410,20 +410,6 @@ def test_a_model_that_never_fits_is_an_error_and_the_others_answer(tiny: TinyMod
         assert states(server)["large"] == "failed"
 
 
-def held_answer(patch: pytest.MonkeyPatch) -> threading.Event:
-    """The next answer waits at its tenth token for this event."""
-    event, steps = threading.Event(), list[int]()
-
-    def hold(_sequence: object, tokens: list[int], _rows: int) -> None:
-        if len(tokens) == 1:
-            steps.append(1)
-            if len(steps) == 10:
-                assert event.wait(WAIT_S)
-
-    watch_forwards(patch, hold)
-    return event
-
-
 def test_a_load_changes_no_token_of_a_running_answer(
     tiny: TinyModels, loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,13 +425,13 @@ def test_a_load_changes_no_token_of_a_running_answer(
 
     with serving({**slow, "two": held}, 4 * GIB) as server:
         server.chat("hello", model="slow", max_tokens=1)
-        holding = held_answer(monkeypatch)
+        holding = HeldAnswer(monkeypatch)
         running = server.asking("hello the people", model="slow", max_tokens=100, temperature=0)
-        wait_until(lambda: server.service.queue.running == 1)
+        assert holding.come.wait(WAIT_S)
         second = server.asking("hello", model="two", max_tokens=4)
         assert begun.wait(WAIT_S)
         assert not running.done()
-        holding.set()
+        holding.release.set()
         released.set()
         assert second.result(WAIT_S).status_code == 200
         assert running.result(WAIT_S).json()["choices"][0]["message"]["content"] == alone
@@ -461,10 +447,10 @@ def answering_with_room_for_one(
         only = reserved(engine)
     with serving({**slow, "two": two}, only + 1) as server:
         server.chat("hello", model="slow", max_tokens=1)
-        holding = held_answer(monkeypatch)
+        holding = HeldAnswer(monkeypatch)
         running = server.asking("hello the people", model="slow", max_tokens=tokens)
-        wait_until(lambda: server.service.queue.running == 1)
-        yield server, running, holding
+        assert holding.come.wait(WAIT_S)
+        yield server, running, holding.release
 
 
 def test_the_server_ends_while_a_load_waits_for_room(
@@ -511,16 +497,18 @@ async def test_a_request_that_comes_while_its_load_is_given_up_loads_again(monke
 
 
 def test_a_client_may_leave_while_its_model_waits(loads: dict[str, Any]) -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def held(limits: Limits) -> Engine:
+        begun.set()
         assert release.wait(WAIT_S)
         return loads["two"](limits)  # type: ignore[no-any-return]
 
     with serving({"one": loads["one"], "two": held}, GIB) as server:
-        body = {"model": "two", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        with server.client() as client, pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.3))
+        with server.connect() as own:
+            server.send_chat(own, "hello", model="two", max_tokens=4)
+            assert begun.wait(WAIT_S)
+        server.wait_until(lambda: server.service.queue.running == 0)
         release.set()
         server.wait_until(lambda: states(server)["two"] == "ready")
         assert text(server, "two")

@@ -34,6 +34,7 @@ from edgespec.text.request_budget import RequestBudget
 from tests.server.test_http import CHAT, events, failed
 from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels
+from tests.support.watched_sequences import HeldAnswer
 
 LONG = "hello " * 500  # half a second of reading for the slow model
 
@@ -378,12 +379,15 @@ def test_a_prompt_that_memory_has_no_room_for_waits_for_the_running_answers(
         grow(room, tokens)
 
     monkeypatch.setattr(rooms, "grow", limited)
-    first = slow.asking("one", max_tokens=900)
-    slow.wait_until(lambda: engine.pair.answering)
+    holding = HeldAnswer(monkeypatch)
+    first = slow.asking("one", max_tokens=20)
+    assert holding.come.wait(WAIT_S)
     second = slow.asking("two " * 1500, max_tokens=2)
+    slow.wait_until(lambda: bool(refusals))
+    assert not second.done()
+    holding.release.set()
     assert second.result(WAIT_S).status_code == 200
     assert first.result(WAIT_S).status_code == 200
-    assert refusals
     monkeypatch.setattr(rooms, "grow", lambda *_: limited_always())
     refused = slow.asking("three " * 1500, max_tokens=2).result(WAIT_S)
     assert refused.status_code == 503

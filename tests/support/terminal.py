@@ -21,6 +21,9 @@ EDITING = r"\x1b\[\?2004h(\x1b\[\?1l)?\x1b\[\?25l\x1b\[0m\x1b\[\?7l"
 
 ESCAPE_CODE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
 
+CTRL_C = b"\x03"
+AGAIN = "Ctrl-C again within 2 s"
+
 WAIT_S = 60.0
 
 
@@ -94,8 +97,8 @@ class Terminal:
             while data := os.read(self._controller, 65536):
                 self.screen += data.decode("utf-8", "replace")
 
-    def exit_code(self) -> int:
-        until = time.monotonic() + WAIT_S
+    def exit_code(self, within_s: float = WAIT_S) -> int:
+        until = time.monotonic() + within_s
         while self.process.poll() is None:
             self._read()
             assert time.monotonic() < until, self.screen
@@ -103,6 +106,34 @@ class Terminal:
         self._read()
         assert "Traceback" not in self.screen
         return self.process.returncode
+
+    def interrupt(self) -> float:
+        """Press Ctrl-C at the prompt of a chat, which says what a second one does. Returns when it was pressed."""
+        pressed_at = self._press_ctrl_c()
+        assert self.process.poll() is None, self.screen
+        return pressed_at
+
+    def interrupt_again(self, first_at: float) -> int:
+        """Press Ctrl-C for the second time (the first time was at ``first_at``); the exit code."""
+        pressed_at = self._press_ctrl_c()
+        if self.process.poll() is None:
+            assert time.monotonic() - first_at > 2  # the machine was busy: this was a first time
+            return self.interrupt_again(pressed_at)
+        return self.exit_code()
+
+    def _press_ctrl_c(self) -> float:
+        """Press Ctrl-C, and wait until the chat has ended or said what a second one does. Returns when."""
+        pressed_at, line_ended = time.monotonic(), False
+        self.type(CTRL_C)
+        while self.process.poll() is None and not self.find(AGAIN):
+            assert time.monotonic() < pressed_at + WAIT_S, self.screen
+            # Python notices a signal between a prompt and the wait for keys at the end of the line only.
+            if not line_ended and time.monotonic() > pressed_at + 3:
+                with contextlib.suppress(OSError):
+                    self.type("\r")
+                line_ended = True
+            time.sleep(0.01)
+        return pressed_at
 
     def close(self) -> None:
         if self.process.poll() is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,6 +40,20 @@ def watch_forwards(patch: pytest.MonkeyPatch, told: Callable[[ProcessorSequence,
         return real(tokens, rows)
 
     replace_forwards(patch, watched)
+
+
+class HeldAnswer:
+    """The next answer: at its tenth token it has ``come``, and waits for ``release``."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, wait_s: float = 60.0) -> None:
+        self.come, self.release = threading.Event(), threading.Event()
+        self._steps, self._wait_s = itertools.count(1), wait_s
+        watch_forwards(patch, self._hold)
+
+    def _hold(self, _sequence: object, tokens: list[int], _rows: int) -> None:
+        if len(tokens) == 1 and next(self._steps) == 10:
+            self.come.set()
+            assert self.release.wait(self._wait_s)
 
 
 def is_closed(sequence: ProcessorSequence) -> bool:
