@@ -37,15 +37,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quiet_machine() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignore other load on the machine: measurements are otherwise repeated if other programs disturb them.
 
-    For the whole session: engines that many tests share are calibrated before the first of them.
+    Not for engines that many tests share: their times may be kept in the user's home.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(neighbours, "processor_seconds", lambda: None)
-        yield
+    monkeypatch.setattr(neighbours, "processor_seconds", lambda: None)
 
 
 # Folders whose tests give the policies their times, or measure real models.
