@@ -115,7 +115,7 @@ def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:
 def _is_own(entry: Path, folder: Path) -> bool:
     """Whether this user made it: another could replace a part by a link to this user's files while it is deleted.
 
-    Nobody else makes any where others may not write; some disks say that all of their files belong to one user.
+    No other user makes any where others may not write; some disks say that all of their files belong to one user.
     """
     others_write = folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return not hasattr(os, "geteuid") or not others_write or entry.lstat().st_uid == os.geteuid()
