@@ -163,7 +163,7 @@ class Engine:
         if not stated and self.pair.family is not None:
             stated = self.pair.family.sampling
         stated = {**stated, **self.pair.kept.sampling}
-        if "repeat_penalty" in stated:
+        if stated.get("repeat_penalty", 1) != 1:
             stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
         try:
             return Sampling(**cast(dict[str, Any], stated))

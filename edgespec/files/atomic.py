@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import socket
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +87,7 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
             if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), match["birth"], entry):
                 continue
             with contextlib.suppress(OSError):
-                if not _is_own(entry, folder):
+                if not _is_own(entry):
                     continue
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
@@ -112,13 +111,9 @@ def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:
         return False
 
 
-def _is_own(entry: Path, folder: Path) -> bool:
-    """Whether this user made it: another could replace a part by a link to this user's files while it is deleted.
-
-    No other user makes any where others may not write; some disks say that all of their files belong to one user.
-    """
-    others_write = folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return not hasattr(os, "geteuid") or not others_write or entry.lstat().st_uid == os.geteuid()
+def _is_own(entry: Path) -> bool:
+    """Whether this user made it: another could replace a part by a link to this user's files while it is deleted."""
+    return not hasattr(os, "geteuid") or entry.lstat().st_uid == os.geteuid()
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from edgespec.errors import DiskSpaceError
 # a measurement: far more than edgespec writes next to a model, and little on a disk that holds models.
 SLACK_BYTES = 64 * 2**20
 
+# What a file is read in.
+_PIECE_BYTES = 1 << 20
+
 _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
 
 # What a full disk or an exhausted quota gives.
@@ -50,11 +53,13 @@ def read_bounded(path: Path | str, most_bytes: int) -> bytes:
     """
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    data = bytearray()
     with open(path, "rb") as file:  # noqa: PTH123
-        data = file.read(min(os.fstat(file.fileno()).st_size, most_bytes) + 1)  # as many are taken from memory
-    if len(data) > most_bytes:
-        raise ValueError(f"it is too large: more than {readable_bytes(most_bytes)}")
-    return data
+        while piece := file.read(_PIECE_BYTES):
+            data += piece
+            if len(data) > most_bytes:
+                raise ValueError(f"it is too large: more than {readable_bytes(most_bytes)}")
+    return bytes(data)
 
 
 def readable_bytes(count: int) -> str:

@@ -109,8 +109,9 @@ class Offered:
 
 def read_chat_tools(given: Sequence[Mapping[str, Any]]) -> Offered:
     """A chat's functions; tools of other types are left out."""
-    functions = tuple(dict(tool) for tool in given if tool.get("type", _FUNCTION) == _FUNCTION)
-    return Offered(functions=functions, warnings=_left_out(str(tool.get("type", _FUNCTION))[:32] for tool in given))
+    kinds = [str(tool.get("type") or _FUNCTION)[:32] for tool in given]
+    functions = tuple(dict(tool) for tool, kind in zip(given, kinds, strict=True) if kind == _FUNCTION)
+    return Offered(functions=functions, warnings=_left_out(kinds))
 
 
 def read_tools(given: list[Mapping[str, Any]]) -> Offered:

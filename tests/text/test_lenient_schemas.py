@@ -35,6 +35,7 @@ def whole(forms: Forms, tokenizer: GgufTokenizer, form: Form, text: str) -> bool
 UNREAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a pattern that looks ahead": ({"type": "string", "pattern": EMAIL}, '"x"', "pattern"),
     "a pattern that looks back": ({"type": "string", "pattern": r"^(a|b)\1$"}, '"x"', "pattern"),
+    "a pattern of Python's": ({"type": "string", "pattern": r"^a\Z"}, '"x"', "pattern"),
     "a pattern of names": ({"type": "object", "patternProperties": {"^(?!x)": {"type": "null"}}}, "{}", "pattern"),
     "Python's type": ({"type": "int"}, "3", "'int' is read as 'integer'"),
     "Google's types": ({"type": ["STRING", "NULL"]}, '"x"', "'STRING' is read as 'string'"),
@@ -95,6 +96,22 @@ def test_a_tool_whose_schema_cannot_be_followed_is_free_and_the_others_stay_boun
         warnings = " ".join(forms.compiled(form).warnings)
         assert "parameters of a tool cannot be followed and are free" in warnings
         assert "'INTEGER' is read as 'integer'" in warnings
+
+
+def test_the_schema_of_an_answer_beside_tools_is_refused_if_it_cannot_be_followed(forms: Forms) -> None:
+    answer = made(schema={"$ref": "https://example.invalid/a"}, lenient=True)
+    with pytest.raises(InvalidRequestError, match="cannot be followed"):
+        forms.compiled(answer)
+    names = [each["function"]["name"] for each in ASKED]
+    with pytest.raises(InvalidRequestError, match="cannot be followed"):
+        forms.compiled(call_form(use(HERMES, ASKED), names, several=False, otherwise=answer))
+
+
+def test_many_parts_that_are_left_out_give_a_few_warnings(forms: Forms) -> None:
+    form = made(schema={"type": "object", **{f"minimum{number}": None for number in range(100)}}, lenient=True)
+    warnings = forms.compiled(form).warnings
+    assert len([each for each in warnings if "is null" in each]) == 20
+    assert any("80 more" in each for each in warnings)
 
 
 def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused(forms: Forms) -> None:

@@ -166,7 +166,7 @@ class WorkerLink:
                 item = take(inbox.queue, wait_s)
             deadline += max(0.0, time.monotonic() - begun - wait_s)
             if item is None:
-                if late and time.monotonic() >= deadline:
+                if late:
                     self.lose("it does not answer" if not told else "it does not answer to a cancel")
                     raise self.lost_error()
             elif isinstance(item, Frame):

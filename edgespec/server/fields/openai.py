@@ -179,7 +179,8 @@ def _length(name: str, apis: tuple[str, ...]) -> Field:
 
 
 def _length_or_none(name: str, apis: tuple[str, ...]) -> Field:
-    meaning = "the most tokens of an answer; 0 reads the prompt alone, -1 is the rest of the context"
+    of = "an answer" if apis == ALL else "a completion"
+    meaning = f"the most tokens of {of}; 0 reads the prompt alone, -1 is the rest of the context"
     return Field(name, whole(-1, MOST_WHOLE), meaning, apis, int, "max_tokens")
 
 

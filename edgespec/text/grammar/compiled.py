@@ -11,6 +11,7 @@ import json
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -220,17 +221,26 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
 
 def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledForm:
     try:
-        own, left_out = readable(form, _reads)
-        try:
-            matcher = _matcher(own, vocabulary)
-        except Exception:
-            own, free = opened(own, lambda schema: _why_not(schema, vocabulary))
-            if not free:
-                raise
-            matcher, left_out = _matcher(own, vocabulary), [*left_out, *free]
+        check_size(form)
+        matcher, left_out = _lenient(form, vocabulary)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
     return CompiledForm(form, tuple(map(_said, [*left_out, *matcher.get_grammar_warnings()])), matcher, stop_ids)
+
+
+def _lenient(form: Form, vocabulary: Any) -> tuple[LLMatcher, list[str]]:
+    """The matcher of a form, or of what of it can be kept, and what that leaves out."""
+    own, left_out = readable(form, lambda _pattern: True)
+    with suppress(Exception):
+        return _matcher(own, vocabulary), left_out
+    own, left_out = readable(form, _reads)
+    try:
+        return _matcher(own, vocabulary), left_out
+    except Exception:
+        own, free = opened(own, lambda schema: _why_not(schema, vocabulary))
+        if not free:
+            raise
+        return _matcher(own, vocabulary), [*left_out, *free]
 
 
 def _matcher(form: Form, vocabulary: Any) -> LLMatcher:

@@ -75,15 +75,16 @@ def _quoted(text: str) -> str:
 
 def _class(text: str) -> Iterator[str]:
     """What is between the brackets of a class, with a number for each letter that may mean more than itself."""
-    letters = list(_letters(text))
+    letters, place = list(_letters(text)), 0
     if letters[:1] == [("^", True)]:
         yield "^"
-        del letters[0]
-    while letters:
-        yield _escaped(letters.pop(0)[0])
-        if len(letters) > 1 and letters[0] == ("-", True):
-            yield "-" + _escaped(letters[1][0])
-            del letters[:2]
+        place = 1
+    while place < len(letters):
+        yield _escaped(letters[place][0])
+        place += 1
+        if place + 1 < len(letters) and letters[place] == ("-", True):
+            yield "-" + _escaped(letters[place + 1][0])
+            place += 2
 
 
 def _escaped(letter: str) -> str:

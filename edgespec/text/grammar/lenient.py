@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,10 +14,12 @@ from edgespec.text.grammar.size import inner_schemas
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _OF_DATA = ("const", "default", "enum", "examples")
 _MAY_BE_NULL = ("const", "default")
-# A pattern that looks around or back has one of these.
-_DOUBTFUL = re.compile(r"\(\?|\\[1-9k]")
-# Each takes 0.25 ms.
+# Patterns and schemas of a form that are asked for alone; further ones are left out. A pattern takes 0.25 ms.
 _MOST_ASKED = 200
+# Warnings about a form; further ones are counted.
+_MOST_SAID = 20
+# Before the schema of an answer without a call, in the grammar of calls.
+_OF_ANSWER = "other: %json "
 
 
 def readable(form: Form, reads: Callable[[str], bool]) -> tuple[Form, list[str]]:
@@ -33,7 +34,10 @@ def readable(form: Form, reads: Callable[[str], bool]) -> tuple[Form, list[str]]
         text = json.dumps(parts.schema(json.loads(form.text)), ensure_ascii=False)
     elif form.kind == "call":
         text = _changed(form.text, parts.schema)
-    return (replace(form, text=text) if said else form), list(said)
+    words = list(said)
+    if len(words) > _MOST_SAID:
+        words[_MOST_SAID:] = [f"{len(words) - _MOST_SAID} more parts are left out"]
+    return (replace(form, text=text) if said else form), words
 
 
 def opened(form: Form, why_not: Callable[[str], str]) -> tuple[Form, list[str]]:
@@ -41,23 +45,29 @@ def opened(form: Form, why_not: Callable[[str], str]) -> tuple[Form, list[str]]:
 
     ``why_not`` says why a schema, as JSON, fails; it is empty for others.
     """
-    said = list[str]()
+    reasons = dict[str, str]()
     if form.kind != "call":
-        return form, said
+        return form, []
 
     def free(schema: dict[str, Any]) -> dict[str, Any]:
-        if not (why := why_not(json.dumps(schema))):
+        text = json.dumps(schema)
+        if text not in reasons:
+            reasons[text] = why_not(text) if len(reasons) < _MOST_ASKED else "the tools have too many"
+        if not reasons[text]:
             return schema
-        said.append(f"parameters of a tool cannot be followed and are free: {why}")
         return {key: schema[key] for key in schema if key == "x-guidance" or (key, schema[key]) == ("type", "object")}
 
-    return replace(form, text=_changed(form.text, free)), said
+    changed = replace(form, text=_changed(form.text, free, but=_OF_ANSWER))
+    different = list(dict.fromkeys(filter(None, reasons.values())))[:_MOST_SAID]
+    return changed, [f"parameters of a tool cannot be followed and are free: {why}" for why in different]
 
 
-def _changed(text: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-    """The grammar of calls with its lenient schemas changed."""
+def _changed(text: str, change: Callable[[dict[str, Any]], dict[str, Any]], but: str | None = None) -> str:
+    """The grammar of calls with its lenient schemas changed, ``but`` not those behind that text."""
     pieces, done = list[str](), 0
     for start, end, schema in inner_schemas(text):
+        if but is not None and text.endswith(but, 0, start):
+            continue
         if isinstance(schema, dict) and schema.get("x-guidance", {}).get("lenient", True):
             pieces += [text[done:start], json.dumps(change(schema))]
             done = end
@@ -65,7 +75,7 @@ def _changed(text: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> s
 
 
 class _Parts:
-    """Reads schemas part by part. ``said`` gets what is not kept."""
+    """Reads schemas part by part. ``said`` gets what is not kept, each once."""
 
     def __init__(self, reads: Callable[[str], bool], said: dict[str, None]) -> None:
         self._reads, self._said = reads, said
@@ -104,8 +114,6 @@ class _Parts:
         return found
 
     def _is_read(self, pattern: str) -> bool:
-        if _DOUBTFUL.search(pattern) is None:
-            return True
         if pattern not in self._read:
             self._read[pattern] = len(self._read) < _MOST_ASKED and self._reads(pattern)
         if not self._read[pattern]:
