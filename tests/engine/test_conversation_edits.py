@@ -125,6 +125,9 @@ def test_file_sampling_comes_from_the_model_files_metadata(tmp_path: Path, tiny:
     stated = with_sampling(tmp_path / "last.gguf", {**SAMPLING, "penalty_last_n": 256})
     with tiny.load(stated, draft="none") as engine:
         assert engine.file_sampling.repeat_last_n == 256
+    off = with_sampling(tmp_path / "off.gguf", {**SAMPLING, "penalty_repeat": 1.0})
+    with tiny.load(off, draft="none") as engine:
+        assert engine.file_sampling.repeat_last_n == -1, "a penalty that is off has no window"
 
 
 @pytest.mark.parametrize("values", [{}, {"temp": -1.0}, {"temp": float("nan")}, {"top_p": 0.0}])
