@@ -116,9 +116,10 @@ class CountedText(abc.Sequence[int]):
         A view, valid until the text changes.
         """
         end, first = len(self.tokens), min(first, len(self.tokens))
-        if begins != self._begins:
-            self._add(range(self._first, self._end), -1)
-            self._begins, self._first, self._end = begins, first, first
+        low, high = sorted((begins, self._begins))
+        for position in range(max(low, self._first), min(high, self._end)):
+            self._arrays[2, self._columns[self.tokens[position]]] += 1 if begins == low else -1
+        self._begins = begins
         self._add(range(self._first, min(first, self._end)), -1)
         self._add(range(first, self._first), 1)
         self._add(range(max(first, self._end), end), 1)
