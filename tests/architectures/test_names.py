@@ -22,6 +22,7 @@ RUNTIMES = {
     "planning/simulated/machine_file.py",
     "profiles/layers.py",
     "runtimes/llama/context.py",
+    "runtimes/llama/devices.py",
     "runtimes/llama/facts.py",
     "runtimes/llama/library.py",
     "runtimes/llama/runtime.py",
