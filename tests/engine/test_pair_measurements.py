@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.calibration import measurement_store
 from edgespec.calibration.kinds import CONTENTION, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.engine.pair.drafter_gain import judge_drafter
@@ -308,11 +309,11 @@ def test_acceptance_that_cannot_be_read_for_a_moment_is_not_replaced(
 ) -> None:
     knowledge(store, *BOTH).keep(learned("model", "lookup"))
 
-    def refused(path: Path) -> bytes:
+    def refused(path: Path, most_bytes: int) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refused)
+        patch.setattr(measurement_store, "read_bounded", refused)
         known = knowledge(Measurements(store.folder, "machine-1", "mains"), *BOTH)
     assert known.priors == {}
     assert any("it cannot be read" in note.text for note in known.notes)
