@@ -94,14 +94,20 @@ def test_a_file_note_is_valid_until_the_file_changes(home: Home, model: Path) ->
     assert FileNotes(home).drafters() == {}
 
 
-def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(home: Home, model: Path) -> None:
+def two_noted(home: Home, model: Path, name: str, value: str) -> list[FileOnDisk]:
+    """The model and another file, in whose notes one value is stored."""
     other = model.with_name("other.gguf")
     other.write_bytes(b"GGUF!")
     both = [file_of(model), file_of(other)]
     notes = FileNotes(home)
     for file in both:
-        notes.of(file).refused = "no"
+        setattr(notes.of(file), name, value)
     notes.save(both)
+    return both
+
+
+def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(home: Home, model: Path) -> None:
+    both = two_noted(home, model, "refused", "no")
     written = home.file_notes.stat().st_mtime_ns
     again = FileNotes(home)
     again.of(both[0])
@@ -109,7 +115,7 @@ def test_file_notes_are_written_only_if_changed_and_dropped_with_their_files(hom
     assert home.file_notes.stat().st_mtime_ns == written
     assert FileNotes(home).of(both[1]).refused == "no", "unused in this run but kept, since the file exists"
     again.save(both[:1])
-    assert FileNotes(home).of(both[1]) == fresh(other)
+    assert FileNotes(home).of(both[1]) == fresh(both[1].path)
     assert FileNotes(home).of(both[0]).refused == "no"
 
 
@@ -142,13 +148,7 @@ def test_an_unreadable_notes_file_is_replaced(home: Home, model: Path, text: str
 
 
 def test_a_damaged_file_note_is_dropped_and_the_others_are_kept(home: Home, model: Path) -> None:
-    other = model.with_name("other.gguf")
-    other.write_bytes(b"GGUF!")
-    both = [file_of(model), file_of(other)]
-    notes = FileNotes(home)
-    for file in both:
-        notes.of(file).drafter = "small"
-    notes.save(both)
+    both = two_noted(home, model, "drafter", "small")
     text = home.file_notes.read_text()
     for wrong in ({"seen": []}, {"drafter": []}, {"vocabularies": {"a": 1}}, {"described": {"k": 1}}):
         stored = json.loads(text)
@@ -156,7 +156,7 @@ def test_a_damaged_file_note_is_dropped_and_the_others_are_kept(home: Home, mode
         stored["files"] |= {"x\0y": {"seen": [1, 1], "drafter": "d"}, "z": 5}
         home.file_notes.write_text(json.dumps(stored))
         assert FileNotes(home).of(both[0]) == fresh(model)
-        assert FileNotes(home).drafters() == {other: "small"}
+        assert FileNotes(home).drafters() == {both[1].path: "small"}
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may write everywhere")

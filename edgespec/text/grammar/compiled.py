@@ -11,7 +11,6 @@ import json
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -230,24 +229,32 @@ def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledF
 
 def _lenient(form: Form, vocabulary: Any) -> tuple[LLMatcher, list[str]]:
     """The matcher of a form, or of what of it can be kept, and what that leaves out."""
+    failed: Exception | None = None
+    for own, left_out in _attempts(form, vocabulary):
+        try:
+            return _matcher(own, vocabulary), left_out
+        except Exception as error:
+            failed = error
+    assert failed is not None
+    raise failed
+
+
+def _attempts(form: Form, vocabulary: Any) -> Iterator[tuple[Form, list[str]]]:
+    """The form with less and less of its lenient schemas, each other than the one before, and what it leaves out."""
     own, left_out = readable(form, lambda _pattern: True)
-    with suppress(Exception):
-        return _matcher(own, vocabulary), left_out
-    own, left_out = readable(form, _reads)
-    try:
-        return _matcher(own, vocabulary), left_out
-    except Exception:
-        own, free = opened(own, lambda schema: _why_not(schema, vocabulary))
-        if not free:
-            raise
-        return _matcher(own, vocabulary), [*left_out, *free]
+    yield own, left_out
+    fewer, left_out = readable(form, _reads)
+    if fewer != own:
+        yield fewer, left_out
+    free, said = opened(fewer, lambda schema: _why_not(schema, vocabulary))
+    if said:
+        yield free, [*left_out, *said]
 
 
 def _matcher(form: Form, vocabulary: Any) -> LLMatcher:
     """Raises ValueError for a form that cannot be compiled, and what converters raise."""
     from llguidance import LLMatcher, LLParserLimits
 
-    check_size(form)
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
     matcher = LLMatcher(vocabulary, _grammar(form), log_level=0, limits=limits)
     if not matcher.is_error():
