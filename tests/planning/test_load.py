@@ -15,12 +15,11 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.load import (
+    MET,
     MOST_PAUSE_S,
     MOST_PAUSE_WITH_PROMPT_S,
     MOST_STEP_S,
-    USUALLY_MET,
     Load,
-    Meetings,
     charged,
     drafting_price,
 )
@@ -69,24 +68,17 @@ def test_a_shared_forward_costs_a_row_more_for_each_answer_and_reading_is_not_sh
     assert drafting_price(at_once, 3, 1).seconds(2) == pytest.approx(0.024)
 
 
-def test_how_many_others_draft_in_the_same_forwards_is_learned_for_each_number_of_others() -> None:
-    meetings = Meetings()
-    assert (meetings.share(1), meetings.share(3)) == (USUALLY_MET, USUALLY_MET)
-    for _ in range(60):
-        meetings.see(companions=0.0, others=3)
-        meetings.see(companions=1.0, others=1)
-    assert meetings.share(3.2) == pytest.approx(0.0, abs=0.01)
-    assert meetings.share(1) == pytest.approx(1.0, abs=0.01)
-    before = meetings.share(3)
-    meetings.begin(3)
-    assert before < meetings.share(3) < USUALLY_MET
+def test_an_answer_pays_for_its_part_of_the_rows_beyond_one_an_answer() -> None:
+    assert charged(1.6, 1.0, 1, part=0.5) == pytest.approx(1.6), "the other caused half of the delay of both"
+    assert charged(1.6, 1.0, 1, part=0.0) == pytest.approx(1.0)
+    assert charged(1.6, 1.0, 1, draft_s=0.2, drafting=1, part=0.5) == pytest.approx(1.6)
 
 
-def test_the_rows_of_others_rise_immediately_and_fall_slowly() -> None:
-    load = Load()
-    for rows, expected in ((2, 2.0), (6, 6.0), (2, 5.0)):
-        load.see(Company(answers=1, rows=rows))
-        assert load.rows == pytest.approx(expected)
+def test_the_rows_of_a_step_are_those_of_all_that_draft_as_much() -> None:
+    assert [Load().rows(width, 0.0) for width in (1, 4)] == [1, 4]
+    load = Load(others=3.0)
+    assert [load.rows(width, 3.0) for width in (1, 2, 4)] == [4, 8, 16]
+    assert [load.rows(width, 0.0) for width in (1, 2, 4)] == [4, 5, 7]
 
 
 def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_gave_up_do_not_share() -> None:
@@ -95,7 +87,9 @@ def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_ga
     with_others(first, 40, Company(answers=1, rows=1))
     price = first._price("model")
     assert price is not None
-    assert price.charged.token_s < 2 * price.own.token_s
+    shared = drafting_price(price.own, first._load.others, MET * first._load.others)
+    assert price.charged.token_s == pytest.approx(shared.token_s)
+    assert shared.token_s < 1.5 * price.own.token_s
     second._trust.end(10)
     lone = first._price("model")
     assert lone is not None
@@ -127,7 +121,7 @@ def test_an_answer_alone_has_no_load() -> None:
     load = Load()
     load.see(ALONE)
     assert load == Load()
-    assert load.charge([1.0, 1.5, 3.0]) == [1.0, 1.5, 3.0]
+    assert load.charge([1.0, 1.5, 3.0], 0.0) == [1.0, 1.5, 3.0]
 
 
 def test_load_follows_the_company_and_ends_with_it() -> None:
@@ -135,11 +129,11 @@ def test_load_follows_the_company_and_ends_with_it() -> None:
     for _ in range(30):
         load.see(THREE)
     assert load.others == pytest.approx(3.0, abs=0.01)
-    assert load.rows == pytest.approx(3.0, abs=0.01)
-    assert load.charge([1.0, 1.5])[1] == pytest.approx(3.0, abs=0.01)
+    assert load.charge([1.0, 1.5], 0.0)[1] == pytest.approx(3.0, abs=0.01)
+    assert load.charge([1.0, 1.5], 3.0)[1] == pytest.approx(1.5, abs=0.01)
     for _ in range(20):
         load.see(ALONE)
-    assert (load.others, load.rows, load.seen) == (0.0, 0.0, True)
+    assert (load.others, load.seen) == (0.0, True)
 
 
 def test_a_drafter_reads_at_length_only_while_its_answer_is_alone() -> None:
@@ -201,8 +195,9 @@ def test_each_answers_nodes_are_those_with_the_most_tokens_of_all_answers() -> N
     reach = tree.reach()
     found = []
     for others in range(8):
-        load = Load(others=float(others), rows=float(others))
-        charge = load.charge([CURVE.seconds(1 + others + nodes) for nodes in range(11)])
+        load = Load(others=float(others))
+        rows = [load.rows(width, float(others)) for width in range(1, 12)]
+        charge = load.charge([CURVE.seconds(each) for each in rows], float(others))
 
         def all_tokens_per_s(nodes: int, answers: int = 1 + others) -> float:
             return answers * (1.0 + sum(reach[:nodes])) / CURVE.seconds(answers * (1 + nodes))

@@ -1,90 +1,169 @@
-"""Which answers a step waits for, so that those that draft stay together, and which models wait for that step."""
+"""Which answers a step waits for: those that draft, and those between two forwards, as their threads show."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from edgespec.runtimes.native.cache import NativeCancel
 from edgespec.runtimes.native.library import OK
-from edgespec.runtimes.native.scheduler import ACTIVE_S, FIRST_SHARE, PATIENCE, RECENT_S, Member
-from tests.runtimes.test_native_scheduler import Model, request
+from edgespec.runtimes.native.scheduler import (
+    ACTIVE_S,
+    BETWEEN_S,
+    PATIENCE,
+    RECENT_S,
+    RIDE_S,
+    BatchScheduler,
+    Member,
+    Share,
+)
+from edgespec.runtimes.native.turns import Caller, Turns
+from tests.runtimes.test_native_scheduler import WATCHDOG_S, Model, request
+
+STEP_S = 0.04
+WEIGHT = 4.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Gathering:
-    """A scheduler whose waits take no time: ``waits`` has the longest of each, and no other arrives."""
+    """A scheduler of a model of ``WEIGHT`` on an invented clock, whose leader has a request."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, step_s: float) -> None:
-        self.now, self.waits = 100.0, []  # type: ignore[var-annotated]
-        self.model = Model(clock=lambda: self.now)
-        self.scheduler = self.model.scheduler
-        self.scheduler._times.add(1, step_s)
-        gathering = self
+    def __init__(self, *, tokens: int = 1) -> None:
+        self.clock = Clock()
+        self.turns = Turns(self.clock)
+        self.scheduler = BatchScheduler(
+            lambda shares: [OK] * len(shares), turns=self.turns, weight=WEIGHT, clock=self.clock
+        )
+        self.scheduler._times.add(1, STEP_S)
+        self.leader = self.answer(0.0)
+        self.scheduler._waiting = [request(tokens, member=self.leader)]
 
-        class Arrival:
-            def acquire(self, timeout: float | None = None) -> bool:
-                if timeout is not None:
-                    gathering.waits.append(timeout)
-                    gathering.now += timeout
-                return timeout is None
-
-        monkeypatch.setattr("edgespec.runtimes.native.scheduler.threading.Lock", Arrival)
-
-    def answer(self, ended_s: float, *, gap_s: float) -> Member:
-        """A member whose last step ended that long ago, and whose last request followed ``gap_s`` after a step."""
-        member = Member(NativeCancel(), ended_at=self.now - ended_s, answers=True, gaps_s=(gap_s, gap_s))
+    def answer(self, ended_s: float, caller: Caller | None = None) -> Member:
+        """A member whose last step ended that long ago."""
+        member = Member(NativeCancel(), ended_at=self.clock.now - ended_s, answers=True, caller=caller or Caller())
         self.scheduler._members.add(member)
         return member
 
-    def gather(self, leader: Member) -> list[float]:
-        wanted = request(1, member=leader)
-        self.scheduler._waiting, self.scheduler._leader = [wanted], wanted
-        self.waits.clear()
-        self.scheduler._gather()
-        return self.waits
+    def wait_s(self, since_s: float = 0.0) -> float:
+        return self.scheduler._wait_s(self.clock.now - since_s, self.clock.now)
 
 
-def test_the_first_forward_of_a_round_waits_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathering = Gathering(monkeypatch, step_s=0.01)
-    leader, other = gathering.answer(0.05, gap_s=0.05), gathering.answer(0.05, gap_s=0.05)
-    assert gathering.gather(leader) == [pytest.approx(FIRST_SHARE * 0.01)]
-    assert (other.late, other.missed) == (True, False), "a prompt may still wait for it"
-    assert gathering.gather(leader) == [], "what did not come is not awaited again"
+def test_a_step_waits_while_a_lighter_model_computes_for_one_of_its_answers() -> None:
+    gathering = Gathering()
+    other = Caller()
+    gathering.answer(STEP_S, other)
+    gathering.turns.came(other, WEIGHT / 10)
+    assert gathering.wait_s() == pytest.approx(PATIENCE * STEP_S)
+    assert gathering.wait_s(since_s=STEP_S) == pytest.approx((PATIENCE - 1.0) * STEP_S)
+    assert gathering.wait_s(since_s=PATIENCE * STEP_S) == 0.0, "its rows alone would take a step"
 
 
-def test_a_later_forward_of_a_round_does_not_wait_for_those_that_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    gathering = Gathering(monkeypatch, step_s=0.01)
-    leader, _other = gathering.answer(0.0004, gap_s=0.0004), gathering.answer(0.05, gap_s=0.05)
-    assert gathering.gather(leader) == []
+def test_a_step_does_not_wait_for_an_unrelated_lighter_model() -> None:
+    gathering = Gathering()
+    stranger = Caller()
+    gathering.turns.came(stranger, WEIGHT / 10)
+    assert gathering.wait_s() == 0.0
 
 
-@pytest.mark.parametrize("away", [False, True])
-def test_a_step_with_all_answers_waits_for_no_drafts(monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
-    model = Model()
-    patience: list[float] = []
-    turns = model.scheduler._turns
-    turns.crowd()
-    monkeypatch.setattr(turns, "enter", lambda _weight, patience_s: patience.append(patience_s))
-    now = time.perf_counter()
-    other = Member(NativeCancel(), ended_at=now if away else now - 10 * ACTIVE_S, answers=True, missed=True)
-    model.scheduler._members.add(other)
-    model.scheduler._times.add(1, 0.02)
-    assert model.scheduler.run(request(1)) == OK
-    assert patience == [pytest.approx(PATIENCE * 0.02) if away else 0.0]
+@pytest.mark.parametrize("weight", [10 * WEIGHT, float("inf")])
+def test_a_drafters_step_does_not_wait_for_answers_that_the_target_verifies_or_that_read(weight: float) -> None:
+    gathering = Gathering()
+    other = Caller()
+    gathering.answer(STEP_S, other)
+    gathering.turns.came(other, weight)
+    assert gathering.wait_s() == 0.0
 
 
-@pytest.mark.parametrize(("tokens", "announced"), [(2, [1.0]), (200, [])])
-def test_heavier_models_wait_while_rows_of_answers_are_collected_and_not_for_prompts(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, announced: list[float]
-) -> None:
-    model, found = Model(), []
-    turns = model.scheduler._turns
-    monkeypatch.setattr(model.scheduler, "_gather", lambda: found.append(list(turns._gathering)))
-    model.scheduler._members.add(Member(NativeCancel()))
-    assert model.scheduler.run(request(tokens)) == OK
-    assert found[0] == announced
-    assert turns._gathering == []
+def test_a_step_waits_a_moment_for_each_answer_between_two_forwards() -> None:
+    gathering = Gathering()
+    callers = [Caller(), Caller()]
+    for caller in callers:
+        gathering.answer(STEP_S, caller)
+        gathering.turns.went(caller)
+    assert gathering.wait_s() == pytest.approx(2 * BETWEEN_S), "they draw one after another"
+    gathering.turns.came(callers[0], 10 * WEIGHT)
+    gathering.clock.now += BETWEEN_S / 2
+    assert gathering.wait_s() == pytest.approx(BETWEEN_S / 2)
+    gathering.clock.now += BETWEEN_S / 2
+    assert gathering.wait_s() == 0.0, "its answer has ended, or does something else"
+
+
+def test_an_answer_whose_step_has_just_ended_is_awaited_before_its_thread_wakes() -> None:
+    gathering = Gathering()
+    other = Caller(weight=WEIGHT)
+    gathering.answer(0.0, other)
+    assert gathering.wait_s() == pytest.approx(BETWEEN_S)
+
+
+def test_no_step_waits_longer_than_it_would_take_twice() -> None:
+    gathering = Gathering()
+    gathering.scheduler._times.add(1, BETWEEN_S / 10)
+    other = Caller()
+    gathering.answer(STEP_S, other)
+    gathering.turns.went(other)
+    assert gathering.wait_s() == pytest.approx(PATIENCE * BETWEEN_S / 10)
+
+
+@pytest.mark.parametrize("silent", ["for long", "cancelled"])
+def test_answers_that_are_over_are_not_awaited(silent: str) -> None:
+    gathering = Gathering()
+    other = Caller()
+    member = gathering.answer(2 * ACTIVE_S if silent == "for long" else STEP_S, other)
+    gathering.turns.came(other, WEIGHT / 10)
+    if silent == "cancelled":
+        member.cancel.set(True)
+    assert gathering.wait_s() == 0.0
+
+
+def test_a_prompt_waits_for_rows_of_answers_and_not_for_drafts() -> None:
+    gathering = Gathering(tokens=200)
+    other = Caller()
+    member = gathering.answer(STEP_S, other)
+    gathering.turns.came(other, WEIGHT / 10)
+    assert gathering.wait_s() == pytest.approx(RIDE_S)
+    assert gathering.wait_s(since_s=RIDE_S) <= 0.0
+    assert member.missed
+    assert gathering.wait_s() <= 0.0, "what did not come is not awaited again"
+
+
+def test_two_answers_that_draft_stay_together() -> None:
+    """Whatever one drafts more than the other: no step of the target is with one of them alone."""
+    turns = Turns()
+    drafter, target = Model(turns=turns, weight=1.0), Model(turns=turns, weight=WEIGHT)
+    computed = target.scheduler._compute
+
+    def slow(shares: list[Share]) -> list[int]:
+        time.sleep(0.02)
+        return list(computed(shares))
+
+    target.scheduler._compute = slow  # type: ignore[assignment]
+    begin = threading.Barrier(2)
+
+    def answer(drafts: int) -> None:
+        members = [Member(NativeCancel(), caller=turns.caller) for _ in range(2)]
+        begin.wait(WATCHDOG_S)
+        for _ in range(12):
+            for _ in range(drafts):
+                drafter.scheduler.run(request(1, member=members[0]))
+            target.scheduler.run(request(1, member=members[1]))
+
+    threads = [threading.Thread(target=answer, args=(drafts,), daemon=True) for drafts in (1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+    together = [len(step) == 2 for step in target.steps]
+    assert sum(together) >= 8, f"of {len(together)}"
 
 
 @pytest.mark.parametrize(("silent_s", "stays"), [(RECENT_S / 2, True), (2 * RECENT_S, False)])
@@ -98,9 +177,14 @@ def test_a_sequence_that_is_silent_for_long_does_not_slow_the_steps_of_others(
     model.scheduler._members.add(silent)
     assert model.scheduler.run(request(1, member=member)) == OK
     assert model.scheduler._members == ({silent, member} if stays else {member})
-    gathered: list[bool] = []
-    monkeypatch.setattr(model.scheduler, "_gather", lambda: gathered.append(True))
+    entered: list[bool] = []
+
+    def enter(_wait_s: Callable[[float], float]) -> bool:
+        entered.append(True)
+        return False
+
+    monkeypatch.setattr(model.scheduler._turns, "enter", enter)
     assert model.scheduler.run(request(1, member=member)) == OK
-    assert gathered == [True] * stays
+    assert entered == [True] * stays
     assert model.scheduler.run(request(1, member=silent)) == OK
     assert silent in model.scheduler._members, "it is in use again"

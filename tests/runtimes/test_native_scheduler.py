@@ -17,7 +17,6 @@ from edgespec.runtimes.native.scheduler import (
     FIRST_ROWS,
     MOST_ACTIVE_S,
     PROMPT_SHARE,
-    QUICK_S,
     RECENT_S,
     STEP_S,
     BatchScheduler,
@@ -247,22 +246,16 @@ def test_prompts_that_arrive_together_share_whole_steps_while_no_answer_runs(mon
     assert model.steps == [[(20, 0)], [(200, 1), (56, 0)], [(144, 1)]]
 
 
-def test_a_sequence_is_near_after_a_quick_request_and_answers_until_it_is_silent() -> None:
+def test_a_sequence_answers_until_it_is_silent() -> None:
     member = Member(NativeCancel())
     member.arrived(0.0)
-    assert not member.is_near(0.0)
     assert not member.is_answering(0.0)
     member.ended(1.0, answers=True, step_s=0.1)
-    assert not member.is_near(1.0), "it never followed quickly"
     member.arrived(1.0005)
     member.ended(1.1, answers=True, step_s=0.1)
-    assert member.is_near(1.1 + QUICK_S / 2)
-    assert not member.is_near(1.1 + 1.01 * QUICK_S)
     assert member.is_answering(1.1 + ACTIVE_S / 2)
     assert not member.is_answering(1.1 + 1.01 * ACTIVE_S)
     assert member.round_s == pytest.approx(0.1)
-    member.arrived(1.5)
-    assert member.is_near(1.5 - 0.399), "one slow gap of two does not count"
     member.ended(1.6, answers=False, step_s=0.1)
     assert not member.is_answering(1.6)
 
@@ -292,7 +285,7 @@ class Model:
         self.may_compute = threading.Event()
         self.may_compute.set()
         self.begun = threading.Event()
-        self.scheduler = BatchScheduler(self.compute, turns=turns or Turns(), weight=weight, clock=clock)
+        self.scheduler = BatchScheduler(self.compute, turns=turns or Turns(clock), weight=weight, clock=clock)
 
     def compute(self, shares: Sequence[Share]) -> list[int]:
         self.steps.append(counts(shares))
@@ -361,7 +354,7 @@ def test_a_request_knows_how_long_it_waited_for_another_step() -> None:
     now = [100.0]
     model = Model(clock=lambda: now[0])
     model.may_compute.clear()
-    first, later = request(1), request(2, 2)
+    first, later = request(1, 0), request(2, 2)
     running = [model.start(first)]
     assert model.begun.wait(WATCHDOG_S)
     running.append(model.start(later))
@@ -644,27 +637,6 @@ def test_an_answer_that_may_be_over_is_not_expected() -> None:
     member.cancel.set(True)
     assert member.expected_s(now) == 0.0
     assert not member.is_answering(now)
-
-
-def test_a_prompt_waits_only_once_for_an_answer_that_does_not_come() -> None:
-    asked = 0
-
-    def clock() -> float:
-        nonlocal asked
-        asked += 1
-        return time.perf_counter()
-
-    scheduler = BatchScheduler(lambda shares: [OK] * len(shares), turns=Turns(), weight=1.0, clock=clock)
-    member, prompt = Member(NativeCancel()), request(200)
-    scheduler._members, scheduler._waiting = {member, prompt.member}, [prompt]
-    member.ended(clock(), answers=True, step_s=1000.0)
-    scheduler._gather()
-    assert member.missed
-    asked = 0
-    scheduler._gather()
-    assert asked == 2, "it looks once, and does not wait"
-    member.ended(clock(), answers=True, step_s=0.0)
-    assert member.expected_s(clock()) > 0.0
 
 
 def test_the_end_of_a_prompt_does_not_count_as_an_answer() -> None:

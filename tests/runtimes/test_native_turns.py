@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from edgespec.runtimes.native.turns import CROWDED_S, FIRST_S, NEXT_S, Turns
+from edgespec.runtimes.native.turns import CROWDED_S, Turns
 
 WATCHDOG_S = 60.0
 
@@ -24,72 +24,95 @@ class Clock:
         return self.now
 
 
+def complete(_now: float) -> float:
+    return 0.0
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WATCHDOG_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_no_model_waits_while_each_has_one_sequence() -> None:
     clock = Clock()
     turns = Turns(clock)
-    assert not turns.enter(1.0, 0.0)
+    assert not turns.enter(complete)
+    assert not turns.enter(complete)
     turns.crowd()
-    assert turns.enter(1.0, 0.0)
-    turns.leave(1.0)
+    assert turns.enter(complete)
+    turns.leave()
     clock.now += CROWDED_S
-    assert not turns.enter(1.0, 0.0)
+    assert not turns.enter(complete)
 
 
-def test_the_lighter_model_goes_first_and_its_next_step_is_awaited() -> None:
+def test_complete_steps_compute_in_order_and_those_that_wait_are_passed() -> None:
     turns = Turns()
     turns.crowd()
-    assert turns.enter(5.0, math.inf)
-    order: list[float] = []
+    assert turns.enter(complete)
+    order: list[str] = []
+    waits = {"waits": 1000.0, "first": 0.0, "second": 0.0}
 
-    def take(weight: float) -> None:
+    def take(name: str) -> None:
         turns.crowd()
-        entered = turns.enter(weight, WATCHDOG_S)
-        order.append(weight)
+        entered = turns.enter(lambda _now: waits[name])
+        order.append(name)
         if entered:
-            turns.leave(weight)
+            turns.leave()
 
-    threads = [threading.Thread(target=take, args=(weight,), daemon=True) for weight in (9.0, 1.0)]
+    threads = [threading.Thread(target=take, args=(name,), daemon=True) for name in waits]
     for number, thread in enumerate(threads):
         thread.start()
-        deadline = time.monotonic() + WATCHDOG_S
-        while len(turns._waiting) <= number:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-    turns.leave(5.0)
+        wait_until(lambda number=number: len(turns._steps) > number)  # type: ignore[misc]
+    turns.leave()
+    wait_until(lambda: len(order) == 2)
+    waits["waits"] = 0.0
+    turns.came(turns.caller, 1.0)
     for thread in threads:
         thread.join(WATCHDOG_S)
-    assert order == [1.0, 9.0]
-    now = turns._clock()
-    turns._left = {1.0: now}
-    assert turns._wait_s((9.0, False), now) == pytest.approx(NEXT_S)
-    assert turns._wait_s((9.0, True), now) == 0.0, "it has waited long enough"
-    assert turns._wait_s((1.0, False), now) == 0.0
+    assert order == ["first", "second", "waits"]
 
 
-def test_a_heavier_model_waits_while_a_lighter_ones_step_is_collected() -> None:
-    turns = Turns(Clock())
+def test_a_step_that_waits_again_lets_those_behind_it_compute() -> None:
+    """The model before it has ended its step, and so answers are between two forwards."""
+    turns = Turns()
     turns.crowd()
-    with turns.gathering(1.0):
-        assert turns._wait_s((9.0, False), 100.0) == math.inf
-        assert turns._wait_s((9.0, True), 100.0) == 0.0, "it has waited long enough"
-        assert turns._wait_s((1.0, False), 100.0) == 0.0
-    assert turns._wait_s((9.0, False), 100.0) == 0.0
+    assert turns.enter(complete)
+    order: list[str] = []
+    waits = {"first": 0.0, "second": 0.0}
+
+    def take(name: str) -> None:
+        entered = turns.enter(lambda _now: waits[name])
+        order.append(name)
+        if entered:
+            turns.leave()
+
+    threads = [threading.Thread(target=take, args=(name,), daemon=True) for name in waits]
+    for number, thread in enumerate(threads):
+        thread.start()
+        wait_until(lambda number=number: len(turns._steps) > number and turns._steps[number].ready)  # type: ignore[misc]
+    waits["first"] = 1000.0
+    turns.leave()
+    wait_until(lambda: bool(order))
+    waits["first"] = 0.0
+    turns.went(turns.caller)
+    for thread in threads:
+        thread.join(WATCHDOG_S)
+    assert order == ["second", "first"]
 
 
-def test_after_a_step_of_the_heavier_model_the_lighter_ones_first_step_is_awaited() -> None:
-    clock = Clock()
-    turns = Turns(clock)
-    turns.crowd()
-    turns.leave(9.0)
-    assert turns._wait_s((9.0, False), clock.now) == 0.0, "no lighter model computes"
-    turns.leave(1.0)
-    clock.now += 2 * NEXT_S
-    turns.leave(9.0)
-    assert turns._wait_s((9.0, False), clock.now) == pytest.approx(FIRST_S)
-    assert turns._wait_s((1.0, False), clock.now) == 0.0
-    clock.now += CROWDED_S
-    turns.leave(9.0)
-    assert turns._wait_s((9.0, False), clock.now) == 0.0, "the lighter model has not computed for long"
+def test_a_step_that_is_collected_looks_again_when_the_time_is_over() -> None:
+    turns = Turns()
+    asked: list[float] = []
+
+    def wait_s(now: float) -> float:
+        asked.append(now)
+        return 0.01 if len(asked) == 1 else 0.0
+
+    assert not turns.enter(wait_s)
+    assert len(asked) == 2
+    assert asked[1] - asked[0] >= 0.009
 
 
 def test_turns_are_crowded_for_a_while() -> None:
@@ -102,30 +125,63 @@ def test_turns_are_crowded_for_a_while() -> None:
     assert not turns.is_crowded
 
 
+def test_a_job_that_another_thread_runs_is_the_callers() -> None:
+    turns, clock = Turns(), Clock()
+    own, found = turns.caller, []
+    assert turns.caller is own
+    thread = threading.Thread(target=turns.acting(lambda: found.append(turns.caller)))
+    thread.start()
+    thread.join(WATCHDOG_S)
+    other: list[object] = []
+    thread = threading.Thread(target=lambda: other.append(turns.caller))
+    thread.start()
+    thread.join(WATCHDOG_S)
+    assert found == [own]
+    assert other != [own]
+    turns = Turns(clock)
+    caller = turns.caller
+    turns.came(caller, 5.0)
+    assert caller.weight == 5.0
+    turns.went(caller)
+    assert (caller.weight, caller.left_at) == (None, clock.now)
+
+
+def test_after_a_job_that_fails_the_thread_is_its_own_caller_again() -> None:
+    turns = Turns()
+    before = turns.caller
+    acting: list[Callable[[], object]] = []
+    thread = threading.Thread(target=lambda: acting.append(turns.acting(lambda: 1 // 0)))
+    thread.start()
+    thread.join(WATCHDOG_S)
+    with pytest.raises(ZeroDivisionError):
+        acting[0]()
+    assert turns.caller is before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forking a process with threads warns from 3.12 on")
 def test_a_forked_process_does_not_wait_for_the_turns_of_the_first_process() -> None:
     turns = Turns()
     turns.crowd()
-    assert turns.enter(1.0, math.inf)
+    assert turns.enter(complete)
     with turns._changed:
         child = os.fork()
         if child == 0:  # the child has only this thread
             signal.alarm(int(WATCHDOG_S))
             turns.crowd()
-            os._exit(0 if turns.enter(2.0, 0.0) else 1)
+            os._exit(0 if turns.enter(complete) else 1)
         assert os.waitpid(child, 0)[1] == 0
-    turns.leave(1.0)
+    turns.leave()
 
 
-def test_a_model_whose_wait_fails_is_no_longer_waited_for() -> None:
+def test_a_step_whose_wait_fails_is_no_longer_waited_for() -> None:
     turns = Turns()
     turns.crowd()
-    assert turns.enter(9.0, 0.0)
+    assert turns.enter(complete)
     turns._changed.wait = _out_of_memory  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
-        turns.enter(1.0, 0.0)
-    assert turns._waiting == []
+        turns.enter(complete)
+    assert turns._steps == []
 
 
 def _out_of_memory(timeout: float | None = None) -> bool:

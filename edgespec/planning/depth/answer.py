@@ -34,7 +34,7 @@ from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, SLOW, LiveTime
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
-from edgespec.planning.depth.load import SHARED_MARGIN, Load, charged, drafting_price
+from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
 from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
@@ -129,7 +129,6 @@ class AnswerDepth:
                 known.fade(FADED)
             if self._control.running:  # this answer will share the steps of those
                 self._load = replace(self._control.load, seen=False)
-                self._control.meetings.begin(self._load.others)
             self._control.running.add(self)
             self._load.see(company)
             self._times.record(1, self._context, first_s, company)
@@ -141,8 +140,11 @@ class AnswerDepth:
     def _count(self, emitted: int) -> None:
         self._done += emitted
         self._context += emitted
-        self._own = self._times.all_now(self._context, round(self._load.rows))
-        self._now = self._load.charge(self._own)
+        self._own = self._now = self._times.all_now(self._context, round(self._load.others))
+        if self._load.others:
+            drafting = self._drafting
+            rows = (self._load.rows(width, drafting) for width in range(1, len(self._own) + 1))
+            self._now = self._load.charge([self._times.now_s(each, self._context) for each in rows], drafting)
 
     # ---------------------------------------------------------------------------------------- deciding
 
@@ -164,7 +166,7 @@ class AnswerDepth:
     def _drafting(self) -> float:
         """How many of the other answers in the same steps draft too, or will: each shares the drafter's forwards."""
         willing = sum(other.may_draft for other in self._control.running if other is not self)
-        return self._control.meetings.share(self._load.others) * min(self._load.others, willing)
+        return MET * min(self._load.others, willing)
 
     @property
     def may_draft(self) -> bool:
@@ -349,11 +351,8 @@ class AnswerDepth:
         if rate is None:
             rate = max(GOOD_RATE, self._known(self._control.model).overall)
         rate *= worth_of(skipped, self._context)
-        if others := self._load.others:
-            calibrated_s = [seconds / self._times.factor for seconds in self._now]  # as the drafter's cost
-            speedup = self._control.speedup(rate, calibrated_s, others, self._drafting, self._context)
-        else:
-            speedup = self._control.speedup(rate)
+        calibrated_s = [seconds / self._times.factor for seconds in self._now]  # as the drafter's cost
+        speedup = self._control.speedup(rate, calibrated_s, self._load.others, self._drafting, self._context)
         return max(0.0, 1.0 - 1.0 / speedup) if speedup else 0.0
 
     def _repays_all(self, cost: Price, unread: int) -> bool:
@@ -401,12 +400,13 @@ class AnswerDepth:
         with control.lock:
             self._load.see(record.company)
             others = record.company.answers
-            if others and record.source == control.model and record.draft_forwards:
-                control.meetings.see(record.draft_companions, others)
             drafting = min(others, record.draft_companions)
             draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
+            alone_s = times.usual_s(1 + others, record.context_length) if others else usual_s  # if none drafted
+            further = record.width - 1 + record.company.rows - others
+            part = (record.width - 1) / further if others and further else 1.0
             if record.overlapped or self._loading:
                 # While a drafter computes, the target is slower, which says nothing about its own speed.
                 times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
@@ -443,7 +443,7 @@ class AnswerDepth:
             if not self._loading:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
                 self._rate_s = _RATE_DECAY * self._rate_s + charged(
-                    working_s, usual_s * shown, others, draft_s, drafting
+                    working_s, alone_s * shown, others, draft_s, drafting, part
                 )
             self._count(record.emitted)
             self._see(record)
@@ -460,7 +460,9 @@ class AnswerDepth:
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
                 step_s = plain_s / record.emitted
-                self._judge(step_s, charged(working_s, step_s, others, draft_s, drafting), record.emitted)
+                if others:
+                    step_s *= alone_s / usual_s
+                self._judge(step_s, charged(working_s, step_s, others, draft_s, drafting, part), record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
 

@@ -17,15 +17,10 @@ from edgespec.planning.cost.curve import DraftCost
 # Weight of the latest round. An answer ends every few dozen rounds, and steps hold varying numbers of answers.
 _LATEST = 0.25
 
-# The share of the others that is taken to draft in the same forwards until it is seen: each answer has to begin
-# before another can follow. Of two answers that drafted, each met the other in half of its forwards.
-USUALLY_MET = 0.5
-
-# Weight of the latest draft: an answer drafts alone for some rounds until another follows.
-_LATEST_DRAFT = 0.1
-
-# How far what was seen is forgotten at the beginning of an answer.
-_AGAIN = 0.05
+# Answers that may draft are taken to draft as this one does, so that all decide in the same way. Of two or four that
+# drafted one or two tokens in every round, each met this share of the others in its drafter's forwards: the rest read,
+# or had copies of the text. If they draft less often than that, trust ends what does not pay.
+MET = 0.6
 
 # The gain, as a share of a token's time, that drafting has to promise more for each other answer: rows, meetings and
 # pauses vary from step to step. Beside three others, promises of 0.05 to 0.2 lost 6 to 12 %.
@@ -47,36 +42,17 @@ MOST_PAUSE_WITH_PROMPT_S = 0.05
 MOST_STEP_S = 0.15
 
 
-class Meetings:
-    """The share of the others that drafted in the same forwards, by the number of the others."""
+def charged(
+    seconds: float, plain_s: float, others: float, draft_s: float = 0.0, drafting: float = 0.0, part: float = 1.0
+) -> float:
+    """A round's seconds, with what this answer adds to a plain step counted for ``others`` more answers.
 
-    def __init__(self) -> None:
-        self._known: dict[int, float] = {}
-
-    def see(self, companions: float, others: int) -> None:
-        """Note how many of the ``others`` were in a draft's forwards, on average."""
-        self._move(others, min(1.0, companions / others), _LATEST_DRAFT)
-
-    def begin(self, others: float) -> None:
-        """An answer begins beside ``others``: where none drafts, nothing is seen, and they try again in a while."""
-        self._move(round(others), USUALLY_MET, _AGAIN)
-
-    def _move(self, others: int, towards: float, weight: float) -> None:
-        known = self._known.get(others, USUALLY_MET)
-        self._known[others] = known + weight * (towards - known)
-
-    def share(self, others: float) -> float:
-        return self._known.get(round(others), USUALLY_MET)
-
-
-def charged(seconds: float, plain_s: float, others: float, draft_s: float = 0.0, drafting: float = 0.0) -> float:
-    """A round's seconds, with the time beyond a plain step counted for ``others`` more answers.
-
-    ``drafting`` of them draft in the same ``draft_s``, and pay their parts of it.
+    ``drafting`` of them draft in the same ``draft_s``, and pay their parts of it. ``part`` is this answer's share of
+    the rows beyond one an answer.
     """
     beyond_s = max(0.0, seconds - plain_s)
-    shared_s = min(draft_s, beyond_s) * drafting / (1.0 + drafting)
-    return seconds + others * beyond_s - (1.0 + others) * shared_s
+    draft_s = min(draft_s, beyond_s)
+    return seconds - beyond_s + (1.0 + others) * (draft_s / (1.0 + drafting) + part * (beyond_s - draft_s))
 
 
 def drafting_price(cost: DraftCost, others: float, drafting: float) -> DraftCost:
@@ -98,7 +74,6 @@ class Load:
     """
 
     others: float = 0.0
-    rows: float = 0.0
     reading: bool = False
     seen: bool = False
 
@@ -109,10 +84,9 @@ class Load:
             return
         latest = _LATEST if self.others else 1.0
         self.others += latest * (company.answers - self.others)
-        self.rows = max(company.rows, self.rows + latest * (company.rows - self.rows))
         self.seen |= company.answers > 0
         if self.others < _NONE:
-            self.others = self.rows = 0.0
+            self.others = 0.0
 
     def forbids(self, reading_s: float) -> bool:
         """Whether the drafter may not read for that long."""
@@ -127,8 +101,13 @@ class Load:
         answers = 1.0 + self.others
         return next((depth for depth in range(cap, 0, -1) if rows_s(round(answers * (1 + depth))) <= MOST_STEP_S), 0)
 
-    def charge(self, forward_s: Sequence[float]) -> list[float]:
-        """The seconds of forwards of 1, 2, ... rows, with the time beyond the first counted for each answer."""
-        if not self.others:
-            return [*forward_s]
-        return [charged(seconds, forward_s[0], self.others) for seconds in forward_s]
+    def rows(self, width: int, drafting: float) -> int:
+        """The rows of a step if this answer has ``width``, and so have the ``drafting`` of the others that draft."""
+        return round(1.0 + self.others + (1.0 + drafting) * (width - 1))
+
+    def charge(self, forward_s: Sequence[float], drafting: float) -> list[float]:
+        """The seconds of forwards with ``rows`` of widths 1, 2, ..., with the time beyond the first counted for each
+        answer, of which ``drafting`` more pay their parts.
+        """
+        part = 1.0 / (1.0 + drafting)
+        return [charged(seconds, forward_s[0], self.others, part=part) for seconds in forward_s]

@@ -23,7 +23,7 @@ from edgespec.planning.cost.curve import FREE, Curve, DraftCost
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN
 from edgespec.planning.depth.experience import GOOD_RATE, NO_HISTORY, SAMPLED, Experience, History, Lengths
-from edgespec.planning.depth.load import Load, Meetings, drafting_price
+from edgespec.planning.depth.load import Load, drafting_price
 from edgespec.planning.depth.price import LEAST_READ, drafting_slowness, pair_speedup
 
 Priors = Mapping[str, AcceptancePrior]
@@ -59,7 +59,6 @@ class DepthState:
         self.plain = PlainTimes()
         self.lengths = Lengths(history.lengths)
         self.load = Load()  # of the latest round
-        self.meetings = Meetings()
         self.running = weakref.WeakSet[Running]()  # the answers that have begun and not ended
         self.missed_s = 0.0  # what a drafter that was not loaded would have saved so far
         self.modes = {False: Experience(*history.greedy), True: Experience(*history.sampled)}  # keyed by ``sampled``

@@ -28,7 +28,8 @@ class NativeBatch:
         self._process = OwnProcess()  # that opened it
         self._users = 0
         self._given: deque[Member] = deque()  # of caches that are freed and still count as users
-        self._scheduler = BatchScheduler(self._compute, turns=part.library.turns, weight=weight)
+        self.turns = part.library.turns
+        self._scheduler = BatchScheduler(self._compute, turns=self.turns, weight=weight)
 
     def take(self, part: ModelPart) -> int:
         """The address for one more cache of ``part``, which the caller keeps alive. Raises MemoryLimitError."""

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from edgespec.runtimes.native.rewinds import STATE, SavedParts, State, Windows
 from edgespec.runtimes.native.scheduler import Member, Request
 from edgespec.runtimes.native.tensors import layers_read
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
+
+T = TypeVar("T")
 
 _MOST_CACHE_BYTES = 2**46  # what a process can address on most systems; more would only overflow in native code
 
@@ -205,6 +208,14 @@ class NativeCache:
             f"the forward of a tree of {len(every)} tokens at {position}",
         )
         return kept
+
+    def called(self) -> None:
+        """The thread that asks makes the next forward, although the worker's thread computes it."""
+        self._member.caller = self._batch.turns.caller
+
+    def acting(self, job: Callable[[], T]) -> Callable[[], T]:
+        """The job, for the worker's thread: its forwards are made by the thread that asks, which waits for it."""
+        return self._batch.turns.acting(job)
 
     def _forward(self, request: Request, what: str) -> None:
         self._read = None

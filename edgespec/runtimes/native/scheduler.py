@@ -9,7 +9,6 @@ most PREFILL_CHUNK_TOKENS. The one with the fewest tokens left goes first, unles
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -22,18 +21,18 @@ from numpy.typing import NDArray
 
 from edgespec.interfaces.model import ALONE, PREFILL_CHUNK_TOKENS, Company
 from edgespec.runtimes.native.library import CANCELLED, MOST_ENTRIES, OK
-from edgespec.runtimes.native.turns import Turns
+from edgespec.runtimes.native.turns import Caller, Turns
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, CancelFlag
 
 Ids = NDArray[np.int32]
 Hidden = NDArray[np.float32]
 
-# How long a step waits for one more Sequence that is expected. On two cores a step of a 135M model takes 2 ms and one
-# of a 1.5B model 15 to 30 ms: the wait is repaid if the Sequence comes.
-STRAGGLER_S = 0.001
-# A Sequence whose requests follow its last step this quickly is expected after its next step too: a loop takes 0.3 ms
-# to draw a token, and eight loops draw one after another. A drafter's forwards take longer.
-QUICK_S = 0.005
+# A thread between two forwards, for each that is between two: one that compares and draws takes 0.3 to 2 ms until its
+# next request, and threads do so one after another. If it takes longer, its answer has ended or does something else.
+BETWEEN_S = 0.005
+# A step waits this many of its times for answers that draft or are between two forwards: their rows alone would take
+# a step.
+PATIENCE = 2.0
 # An answer without a request for this long, or for ACTIVE_ROUNDS of its rounds or of its steps, no longer holds
 # prompts back: a round takes 30 to 150 ms, and with a large model a second.
 ACTIVE_S = 0.25
@@ -46,12 +45,6 @@ RECENT_S = 2.0
 # Requests with fewer tokens left no longer overtake one that has waited this long: two clients with prompts of 100
 # tokens kept one of 256 waiting for ever. About what a prompt of 300 tokens takes on two cores.
 MOST_WAIT_S = 1.0
-# The first forward of a round waits this share of a step for those of answers whose rounds begin too: each compares
-# and draws in 1 to 2 ms, one after another, and a shared step saves most of a step.
-FIRST_SHARE = 0.3
-# A step waits this many of its times while lighter models draft for answers that it would compute too: their rows
-# alone would take a step.
-PATIENCE = 2.0
 # A prompt waits this long for an answer's rows to ride along with: about a round.
 RIDE_S = 0.05
 # The share of an answer's round that others' prompts may take, so that it keeps 0.7 of its speed. It kept 0.71 to
@@ -80,27 +73,23 @@ class Member:
     round_s: float | None = None  # smoothed time from step to step
     step_s: float = 0.0  # what its last step took
     missed: bool = False  # since its last step a prompt has waited for it, and it did not come
-    late: bool = False  # since its last step another's round has
-    gaps_s: tuple[float, float] = (math.inf, math.inf)  # from its last two steps to the next requests
+    gap_s: float = math.inf  # from its last step to its next request
+    caller: Caller = field(default_factory=Caller)  # the thread of its last request
 
     def arrived(self, now: float) -> None:
-        self.gaps_s = (self.gaps_s[1], now - self.ended_at)
+        self.gap_s = now - self.ended_at
 
     def ended(self, now: float, *, answers: bool, step_s: float) -> None:
         took = now - self.ended_at
         self.step_s = step_s
-        if answers and self.answers and self.gaps_s[1] < self.active_s:
+        if answers and self.answers and self.gap_s < self.active_s:
             self.round_s = took if self.round_s is None else 0.75 * self.round_s + 0.25 * took
-        self.ended_at, self.answers, self.missed, self.late = now, answers, False, False
+        self.ended_at, self.answers, self.missed = now, answers, False
 
     @property
     def active_s(self) -> float:
         """After this long without a request its answer is over."""
         return min(max(ACTIVE_S, ACTIVE_ROUNDS * max(self.step_s, self.round_s or 0.0)), MOST_ACTIVE_S)
-
-    def is_near(self, now: float) -> bool:
-        """Whether its next request is expected within milliseconds."""
-        return min(self.gaps_s) < QUICK_S and now - self.ended_at < QUICK_S
 
     def is_recent(self, now: float) -> bool:
         """Whether its answer may continue, also after its drafter has read."""
@@ -317,7 +306,7 @@ class BatchScheduler:
         weight: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``weight``: bytes that a step reads at least; lighter models go first."""
+        """``weight``: bytes that a step reads at least. Answers that a lighter model computes draft."""
         self._compute = compute
         self._turns, self._weight = turns, weight
         self._clock = clock
@@ -326,7 +315,6 @@ class BatchScheduler:
         self._waiting: list[Request] = []  # not those of the running step
         self._members: set[Member] = set()  # that wait, or had a step recently
         self._gone: deque[Member] = deque()  # closed, and perhaps still in ``_members``
-        self._arrival: threading.Lock | None = None  # what the leader waits for, while it waits
         self._times = StepTimes()
         self._saved_s = 0.0  # for prompts, see prompt_rows
 
@@ -358,9 +346,14 @@ class BatchScheduler:
             self._waiting.append(request)
             waits = self._leader is not None
             self._leader = self._leader or request
-            if self._arrival is not None:
-                self._arrival.release()
-                self._arrival = None
+        caller = member.caller
+        self._turns.came(caller, self._weight if request.is_whole else math.inf)
+        try:
+            return self._run(request, waits)
+        finally:
+            self._turns.went(caller)
+
+    def _run(self, request: Request, waits: bool) -> int:
         if waits:
             try:
                 self._turns.crowd()
@@ -410,7 +403,7 @@ class BatchScheduler:
                     self._step()
                 finally:
                     if entered:
-                        self._turns.leave(self._weight)
+                        self._turns.leave()
         finally:
             with self._lock:
                 if request in self._waiting:  # an error in this thread: the others are computed
@@ -421,14 +414,10 @@ class BatchScheduler:
 
     def _enter(self) -> bool:
         """Collect a step and wait for its turn. Returns whether ``leave`` is to follow."""
-        with contextlib.ExitStack() as announced:
-            if len(self._members) > 1:
-                with self._lock:
-                    drafts = not self._only_prompts()
-                if drafts:  # heavier models do not wait for a prompt, which may wait for what they compute
-                    announced.enter_context(self._turns.gathering(self._weight))
-                self._gather()
-            return self._turns.is_crowded and self._turns.enter(self._weight, self._patience_s())
+        if len(self._members) == 1 and not self._turns.is_crowded:
+            return False
+        begun = self._clock()
+        return self._turns.enter(lambda now: self._wait_s(begun, now))
 
     def _only_prompts(self) -> bool:
         return not any(each.is_whole for each in self._waiting)
@@ -443,50 +432,38 @@ class BatchScheduler:
         self._members = {member for member in self._members if member in here or member.is_recent(now)}
         return [member for member in self._members if member not in here]
 
-    def _gather(self) -> None:
-        """Wait a moment for Sequences that are expected."""
-        begun = self._clock()
-        while True:
-            now = self._clock()
-            with self._lock:
-                self._drop_gone()
-                away = self._away(now)
-                only_prompts = self._only_prompts()
-                expected = [member for member in away if member.expected_s(now) > 0.0] if only_prompts else []
-                begins = not only_prompts and self._leader is not None and self._leader.member.gaps_s[1] >= QUICK_S
-                soon = [member for member in away if begins and not member.late and member.is_answering(now)]
-                near = sum(member.is_near(now) for member in away) + len(soon)
-                if expected:
-                    limit_s = min(begun + RIDE_S - now, max(member.expected_s(now) for member in expected))
-                else:
-                    wait_s = max(STRAGGLER_S, FIRST_SHARE * (self._times.seconds(1) or 0.0)) if soon else STRAGGLER_S
-                    limit_s = min(wait_s, begun + len(self._members) * wait_s - now) if near else 0.0
-                if limit_s <= 0.0:
-                    self._came_not(expected, soon)
-                    return
-                arrival = self._arrival = threading.Lock()
-                arrival.acquire()
-            arrived = arrival.acquire(timeout=limit_s)
-            with self._lock:
-                self._arrival = None
-            if not arrived and not expected:
-                self._came_not((), soon)
-                return
+    def _wait_s(self, begun: float, now: float) -> float:
+        """How long a step that is collected since ``begun`` waits for more requests; 0.0: it is complete."""
+        with self._lock:
+            self._drop_gone()
+            away = self._away(now)
+            if self._only_prompts():
+                return self._ride_s(away, begun, now)
+            most_s = begun + PATIENCE * (self._times.seconds(1) or 0.0) - now
+            if most_s <= 0.0:
+                return 0.0
+            callers = {member.caller: member for member in away if member.is_answering(now)}
+            if any(each.weight is not None and each.weight < self._weight for each in callers):
+                return most_s
+            # A thread whose request has just ended here may not have noticed.
+            left_at = [
+                each.left_at if each.weight is None else member.ended_at
+                for each, member in callers.items()
+                if each.weight in (None, self._weight)
+            ]
+            return min(most_s, max((at + len(left_at) * BETWEEN_S - now for at in left_at), default=0.0))
 
     @staticmethod
-    def _came_not(expected: Collection[Member], soon: Collection[Member]) -> None:
-        """Those that a prompt, or another's round, has waited for are not awaited again before their next step."""
-        for member in expected:
-            member.missed = True
-        for member in soon:
-            member.late = True
-
-    def _patience_s(self) -> float:
-        """How long the step waits for lighter models: 0.0 if all running answers are in it."""
-        now = self._clock()
-        with self._lock:
-            away = any(member.is_answering(now) for member in self._away(now))
-            return PATIENCE * (self._times.seconds(1) or 0.0) if away else 0.0
+    def _ride_s(away: Sequence[Member], begun: float, now: float) -> float:
+        """How long prompts wait for rows of answers. Those that did not come are not awaited again before their next
+        step.
+        """
+        expected = [member for member in away if member.expected_s(now) > 0.0]
+        left_s = min(begun + RIDE_S - now, max((member.expected_s(now) for member in expected), default=0.0))
+        if left_s <= 0.0:
+            for member in expected:
+                member.missed = True
+        return left_s
 
     def _step(self) -> None:
         now = self._clock()

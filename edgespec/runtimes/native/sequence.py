@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from edgespec.runtimes.native.cache import NativeCache, NativeCancel, NativeRows
 from edgespec.runtimes.native.rewinds import Checkpoints
 from edgespec.runtimes.native.weights import HeadRows, ModelPart
 from edgespec.runtimes.sequence import MAX_SCORED_ROWS, RuntimeSequence, TrimmedRows, checked_ids
+
+T = TypeVar("T")
 
 
 class NativeSequence(RuntimeSequence):
@@ -67,10 +70,14 @@ class NativeSequence(RuntimeSequence):
             raise
         self._free_at_end(self._native.free)  # the cache holds the weights, and they must go last
 
+    def run(self, job: Callable[[], T]) -> T:
+        return super().run(self._native.acting(job))
+
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         self._parents.clear()
         if self._length != self._reads_on:
             self._begun_at = self._length
+        self._native.called()
         found = self._worker.run(lambda: self._forward(tokens, rows))
         self._reads_on = -1 if rows else self._length
         return found
@@ -143,6 +150,7 @@ class NativeSequence(RuntimeSequence):
 
     def forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:
         """See the contract. A tree has at most MAX_SCORED_ROWS tokens: more raise InvalidRequestError."""
+        self._native.called()
         return self._worker.run(lambda: self._forward_tree(tokens, parents))
 
     def _forward_tree(self, tokens: abc.Sequence[int], parents: abc.Sequence[int]) -> Rows:

@@ -1,4 +1,4 @@
-"""Which of the models on the same processors computes next."""
+"""Which of the models on the same processors computes next, and what the threads that need them do."""
 
 from __future__ import annotations
 
@@ -7,25 +7,40 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
 # takes 30 to 150 ms.
 CROWDED_S = 0.25
-# A drafter's next step follows this soon: between two of its steps Python takes 0.1 to 0.5 ms.
-NEXT_S = 0.001
-# A drafter's first step follows a step of its target this soon: each answer compares and draws before, one after
-# another.
-FIRST_S = 0.004
+
+
+@dataclass(eq=False, slots=True)
+class Caller:
+    """A thread that makes forwards: an answer's loop asks its drafter and its target one after the other.
+
+    ``weight``: of the model that computes for it, or that it waits for; infinite while a prompt is read, None between
+    two forwards. ``left_at``: when its last forward ended, on the clock of the turns.
+    """
+
+    weight: float | None = None
+    left_at: float = -math.inf
+
+
+@dataclass(eq=False, slots=True)
+class _Step:
+    """A step that waits to begin. ``ready``: it waits for other models alone."""
+
+    ready: bool = False
 
 
 class Turns:
-    """While several Sequences of one model are in use, one model computes at a time.
+    """While several Sequences of one model are in use, one model computes at a time, in the order of the steps.
 
-    A lighter model goes first: while one answer still drafts, the others' rows wait for its rows, so that one step of
-    the heavier model verifies all. A heavier step waits no longer than its patience. With one Sequence of each model
-    nothing waits: a pipelined loop uses two models simultaneously.
+    With one Sequence of each model nothing waits: a pipelined loop uses two models simultaneously. For any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -37,10 +52,45 @@ class Turns:
     def _begin(self) -> None:
         self._changed = threading.Condition()
         self._running = False
-        self._waiting: list[tuple[float, bool]] = []  # weight, and whether it has waited long enough
-        self._gathering: list[float] = []  # weights of models whose next step is collected
-        self._left: dict[float, float] = {}  # when the last step of each weight ended
+        self._steps: list[_Step] = []  # that wait, in order
         self._crowded_until = -math.inf
+        self._callers = threading.local()
+
+    @property
+    def caller(self) -> Caller:
+        """The thread that asks."""
+        own: Caller | None = getattr(self._callers, "own", None)
+        if own is None:
+            own = self._callers.own = Caller()
+        return own
+
+    def acting(self, job: Callable[[], T]) -> Callable[[], T]:
+        """The job, for a thread that runs it while this one waits: its forwards are this one's."""
+        caller = self.caller
+
+        def act() -> T:
+            own, self._callers.own = self.caller, caller
+            try:
+                return job()
+            finally:
+                self._callers.own = own
+
+        return act
+
+    def came(self, caller: Caller, weight: float) -> None:
+        """A model of this weight has a request of the caller; infinite for a part of a prompt."""
+        caller.weight = weight
+        self._look_again()
+
+    def went(self, caller: Caller) -> None:
+        """The caller's request has ended."""
+        caller.weight, caller.left_at = None, self._clock()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._steps:
+            with self._changed:
+                self._changed.notify_all()
 
     def crowd(self) -> None:
         """Two Sequences of one model want to compute."""
@@ -51,63 +101,36 @@ class Turns:
         """Whether one model computes at a time."""
         return self._clock() < self._crowded_until
 
-    @contextmanager
-    def gathering(self, weight: float) -> Iterator[None]:
-        """A model's step is collected: heavier models wait for it."""
-        self._gathering.append(weight)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._gathering.remove(weight)
-                self._changed.notify_all()
+    def enter(self, wait_s: Callable[[float], float]) -> bool:
+        """Wait until a step may begin. Returns whether ``leave`` is to follow.
 
-    def enter(self, weight: float, patience_s: float) -> bool:
-        """Wait for a turn, at most about ``patience_s`` for lighter models. False if models need not wait for each
-        other; else call ``leave``.
+        ``wait_s(now)`` is how long it still waits for more requests; 0.0 once it is complete.
         """
-        if not self.is_crowded:
-            return False
+        own = _Step()
         with self._changed:
-            begun = self._clock()
-            own = (weight, False)
-            self._waiting.append(own)
+            self._steps.append(own)
             try:
                 while True:
-                    now = self._clock()
-                    if now - begun >= patience_s and not own[1]:
-                        self._waiting.remove(own)
-                        own = (weight, True)
-                        self._waiting.append(own)
-                    wait_s = self._wait_s(own, now)
-                    if wait_s <= 0.0:
+                    left_s = wait_s(self._clock())
+                    if own.ready and left_s > 0.0:
+                        self._changed.notify_all()  # those behind it need not wait for it
+                    own.ready = left_s <= 0.0
+                    crowded = self.is_crowded
+                    if own.ready and not (crowded and self._is_taken(own)):
                         break
-                    if not own[1]:
-                        wait_s = min(wait_s, max(patience_s - (now - begun), 0.0))
-                    self._changed.wait(None if math.isinf(wait_s) else wait_s)
+                    self._changed.wait(None if own.ready else left_s)
+                self._running |= crowded
             finally:
-                self._waiting.remove(own)
-            self._running = True
-        return True
+                self._steps.remove(own)
+                self._changed.notify_all()
+        return crowded
 
-    def _wait_s(self, own: tuple[float, bool], now: float) -> float:
-        if self._running:
-            return math.inf
-        weight, waited = own
-        if waited:
-            return 0.0
-        if any(other[1] or other[0] < weight for other in self._waiting if other is not own):
-            return math.inf
-        if any(other < weight for other in self._gathering):
-            return math.inf
-        lighter = [at for other, at in self._left.items() if other < weight]
-        begun = self._left.get(weight, -math.inf) if any(now - at < CROWDED_S for at in lighter) else -math.inf
-        return max(begun + FIRST_S - now, *(at + NEXT_S - now for at in lighter), 0.0)
+    def _is_taken(self, own: _Step) -> bool:
+        return self._running or next(step for step in self._steps if step.ready) is not own
 
-    def leave(self, weight: float) -> None:
+    def leave(self) -> None:
         with self._changed:
             self._running = False
-            self._left[weight] = self._clock()
             self._changed.notify_all()
 
 
