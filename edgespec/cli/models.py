@@ -15,6 +15,7 @@ from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
+from edgespec.files.atomic import sha256_of_parts
 from edgespec.files.disk import counted, megabytes
 from edgespec.files.home import home
 from edgespec.store.catalogue import catalogue, lookup
@@ -123,12 +124,24 @@ def _wanted(
         if here is None:
             raise
         return spec, None  # the model is stored, so the hub is not needed
-    names = [] if here is None else [path.name for path in here.paths]
-    held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
-    if held:
-        choice = replace(choice, chosen=held[0], reason="it is already stored")
+    if here is not None:
+        choice = _with_stored(choice, here)
     source = HubFile(reference.repo, choice.chosen.files[0], reference.revision)
     return replace(spec, licence=choice.listing.licence, sources=(source,)), choice
+
+
+def _with_stored(choice: QuantisationChoice, here: StoredModel) -> QuantisationChoice:
+    """The choice where the repository's model is stored already: it stays, whatever the hub has by now."""
+    names = [path.name for path in here.paths]
+    held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
+    chosen = held[0] if held else choice.chosen
+    told = {entry.name: entry.sha256 for entry in choice.listing.entries}
+    hashes = [told.get(file) for file in chosen.files]
+    known = [each for each in hashes if each is not None]
+    if held and (len(known) < len(hashes) or sha256_of_parts(known) == here.sha256):
+        return replace(choice, chosen=chosen, reason="it is already stored")
+    again = f"`edgespec models rm {here.name}`, then `edgespec pull {here.name}`"
+    return replace(choice, chosen=chosen, reason=f"another file is stored as {here.name}; to fetch this one: {again}")
 
 
 def _show_quantisations(choice: QuantisationChoice) -> None:
