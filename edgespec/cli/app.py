@@ -15,6 +15,7 @@ import typer
 
 from edgespec import __version__
 from edgespec.cli.parser import SETTINGS, Place, Program, nearest, value_sentence
+from edgespec.cli.suggestions import names_with_colons
 from edgespec.cli.terminal.interrupts import EXIT_INTERRUPTED
 from edgespec.cli.terminal.output import NARROWEST, State, enable_native_log, prepare_streams, print_error
 from edgespec.errors import CancelledError, DiskSpaceError, EdgespecError, InvalidRequestError, ProfileError
@@ -85,7 +86,7 @@ def run(arguments: Sequence[str]) -> int:
     After SIGTERM or SIGHUP the exit code is 128 plus the signal's number, as in a shell.
     """
     arguments, state = _take_global_flags(arguments)
-    with state.interrupts.installed() as interrupts:
+    with state.interrupts.installed() as interrupts, names_with_colons():
         try:
             code = _run(arguments, state)
         except OSError as error:  # printing an error message failed

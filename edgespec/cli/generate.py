@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -26,7 +28,8 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import State, note, read_input, stderr_columns
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.home import home
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,11 @@ def generate(
     text = prompt if asked.reads_stdin else _with_input(prompt, state)
     if piped and not text.strip():
         raise InvalidRequestError("PROMPT is missing", hint='for example: edgespec generate "Name a bird."')
+    if not piped and prompt not in ("-", text) and flags.named is None and _names_model(prompt):
+        raise InvalidRequestError(
+            f"{prompt} is a model, and one argument alone is the prompt",
+            hint=f"`edgespec generate {shlex.quote(prompt)} -` asks it; with `-m MODEL` the argument is the prompt",
+        )
     check_request(text, stop=stop or (), raw=raw)
     with (
         open_engine(with_learned_text(chosen), state) as engine,
@@ -113,6 +121,22 @@ def generate(
     state.answered = json
     if done.finish_reason == "cancelled":
         raise typer.Exit(130)
+
+
+def _names_model(text: str) -> bool:
+    """Whether a prompt of one word is the name of a model: of the catalogue, of another program, or of one here."""
+    from edgespec.store.catalogue import catalogue
+    from edgespec.store.locate import Locator
+    from edgespec.store.store import Store
+
+    if len(text.split()) != 1:
+        return False
+    if text in catalogue() or text.startswith(("hf:", "ollama:")):
+        return True
+    with contextlib.suppress(EdgespecError, OSError):
+        Locator(store=Store(home())).locate(text)
+        return True
+    return False
 
 
 def _with_input(prompt: str, state: State) -> str:

@@ -15,6 +15,7 @@ from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
 from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
+from edgespec.files.atomic import sha256_of_parts
 from edgespec.files.disk import counted, megabytes
 from edgespec.files.home import home
 from edgespec.store.catalogue import catalogue, lookup
@@ -123,12 +124,24 @@ def _wanted(
         if here is None:
             raise
         return spec, None  # the model is stored, so the hub is not needed
-    names = [] if here is None else [path.name for path in here.paths]
-    held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
-    if held:
-        choice = replace(choice, chosen=held[0], reason="it is already stored")
+    if here is not None:
+        choice = _with_stored(choice, here)
     source = HubFile(reference.repo, choice.chosen.files[0], reference.revision)
     return replace(spec, licence=choice.listing.licence, sources=(source,)), choice
+
+
+def _with_stored(choice: QuantisationChoice, here: StoredModel) -> QuantisationChoice:
+    """The choice where the repository's model is stored already: it stays, whatever the hub has by now."""
+    names = [path.name for path in here.paths]
+    held = [each for each in choice.found if [file.rpartition("/")[2] for file in each.files] == names]
+    chosen = held[0] if held else choice.chosen
+    told = {entry.name: entry.sha256 for entry in choice.listing.entries}
+    hashes = [told.get(file) for file in chosen.files]
+    known = [each for each in hashes if each is not None]
+    if held and (len(known) < len(hashes) or sha256_of_parts(known) == here.sha256):
+        return replace(choice, chosen=chosen, reason="it is already stored")
+    again = f"`edgespec models rm {here.name}`, then `edgespec pull {here.name}`"
+    return replace(choice, chosen=chosen, reason=f"another file is stored as {here.name}; to fetch this one: {again}")
 
 
 def _show_quantisations(choice: QuantisationChoice) -> None:
@@ -337,42 +350,46 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete models from the store. Files in the hub's cache stay there. On a terminal it asks first."""
+    from edgespec.store.locate import stored_name
+
     state = state_of(context)
     json = json or state.json
     if len(model) > 1 and json:
         raise InvalidRequestError("--json removes one model", hint="call it once for each model")
-    if not (yes or json) and not _agreed(model, state):
+    store = _store()
+    names = list(dict.fromkeys(stored_name(each, store) for each in model))
+    if not (yes or json) and not _agreed(names, state):
         note("nothing was removed")
         raise typer.Exit(1)
-    for each in dict.fromkeys(model):
-        _remove(each, state, as_json=json)
+    for name in names:
+        _remove(name, state, as_json=json)
 
 
-def _agreed(models: Sequence[str], state: State) -> bool:
+def _agreed(names: Sequence[str], state: State) -> bool:
     """Whether a person says yes; True without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    here = [stored for stored in _store().list() if stored.name in models]
+    here = [stored for stored in _store().list() if stored.name in names]
     size = f" ({megabytes(sum(stored.bytes for stored in here))})" if here else ""
-    sys.stderr.write(f"Remove {', '.join(models)}{size}? [y/N] ")
+    sys.stderr.write(f"Remove {', '.join(names)}{size}? [y/N] ")
     sys.stderr.flush()
     return state.interrupts.read(sys.stdin.readline).strip().lower() in ("y", "yes")
 
 
-def _remove(model: str, state: State, *, as_json: bool) -> None:
+def _remove(name: str, state: State, *, as_json: bool) -> None:
     from edgespec.engine.prefixes.stored import clear_prefixes
 
     store = _store()
-    stored = next((each for each in store.list() if each.name == model), None)  # find would read a changed file
+    stored = next((each for each in store.list() if each.name == name), None)  # find would read a changed file
     with state.progress() as progress:
-        removed = store.remove(model, progress.job)
+        removed = store.remove(name, progress.job)
     if stored is not None:
         clear_prefixes(home(), f"sha256:{stored.sha256}")
     if as_json:
         in_use = [str(path) for path in removed.in_use]
-        print_json({"removed": model, "freed_bytes": removed.freed_bytes, "in_use": in_use})
+        print_json({"removed": name, "freed_bytes": removed.freed_bytes, "in_use": in_use})
         return
-    print(f"removed {model}: {megabytes(removed.freed_bytes)} freed")
+    print(f"removed {name}: {megabytes(removed.freed_bytes)} freed")
     if len(removed.kept) > 1:
         note(f"the hub's cache still holds {len(removed.kept)} files in {removed.kept[0].parent}")
     elif removed.kept:
@@ -384,13 +401,16 @@ def _remove(model: str, state: State, *, as_json: bool) -> None:
 @app.command("verify", cls=Command)
 def verify(context: typer.Context, model: ModelArgument, json: JsonOption = False) -> None:
     """Read a stored model and compare its sha256 with the recorded one."""
+    from edgespec.store.locate import stored_name
+
     state, store = state_of(context), _store()
     json = json or state.json
+    name = stored_name(model, store)
     with state.progress() as progress:
-        if store.find(model) is None:
-            raise ModelNotFoundError(f"{model} is not on this machine", hint="`edgespec models` lists what is")
-        stored = store.verify(model, progress.job)
+        if store.find(name) is None:
+            raise ModelNotFoundError(f"{name} is not on this machine", hint="`edgespec models` lists what is")
+        stored = store.verify(name, progress.job)
     if json:
         print_json({"verified": _stored_json(stored)})
     else:
-        print(f"{model} is intact: sha256 {stored.sha256}")
+        print(f"{name} is intact: sha256 {stored.sha256}")

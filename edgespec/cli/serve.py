@@ -168,10 +168,13 @@ def _targets(models: str | None, model: str | None, aliases: Sequence[str]) -> S
         raise InvalidRequestError("the models were named twice", hint="give MODEL or --models NAME,...")
     if aliases:
         raise InvalidRequestError("several models have no alias", hint="give MODEL --alias NAME")
+    from edgespec.store.locate import stored_name
     from edgespec.store.store import Store
 
-    here = [stored.name for stored in Store(home()).list() if stored.kind == "model"]
-    names = here if models == "all" else list(dict.fromkeys(filter(None, map(str.strip, models.split(",")))))
+    store = Store(home())
+    here = [stored.name for stored in store.list() if stored.kind == "model"]
+    given = filter(None, map(str.strip, models.split(",")))
+    names = here if models == "all" else list(dict.fromkeys(stored_name(each, store) for each in given))
     if not names:
         raise InvalidRequestError("no model is named to be served", hint="`edgespec pull MODEL` fetches one")
     for name in names:

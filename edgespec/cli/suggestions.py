@@ -5,7 +5,11 @@ Completing loads no model and uses no network. An error yields no suggestions.
 
 from __future__ import annotations
 
+import io
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +20,28 @@ Suggestion = tuple[str, str]
 
 # Called with the words before the cursor's word, and that word; returns its completions.
 Suggest = Callable[[tuple[str, ...], str], Iterable[Suggestion]]
+
+
+@contextmanager
+def names_with_colons() -> Iterator[None]:
+    """Within the block bash, which takes each colon for a word, gets completions of names that have some."""
+    if os.environ.get("_EDGESPEC_COMPLETE") != "complete_bash":
+        yield
+        return
+    at = int(os.environ["COMP_CWORD"])
+    words = os.environ["COMP_WORDS"].split("\n")[: at + 1]
+    joined, colons = [""], True
+    for word in words:
+        before, colons = colons, word.startswith(":") and not word.strip(":")
+        if word and (before or colons):
+            joined[-1] += word
+        else:
+            joined.append(word)
+    has_them = joined[-1].removesuffix("" if colons else words[-1])
+    os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(joined), str(at + len(joined) - len(words))
+    with redirect_stdout(io.StringIO()) as found:
+        yield
+    sys.stdout.writelines(line.removeprefix(has_them) for line in found.getvalue().splitlines(keepends=True))
 
 
 @lru_cache(maxsize=1)

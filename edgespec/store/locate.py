@@ -122,6 +122,23 @@ class Locator:
         return None
 
 
+def stored_name(text: str, store: Store) -> str:
+    """The name that the store has for the model of a MODEL argument, whether or not the model is there.
+
+    Raises InvalidRequestError for a malformed argument, ModelNotFoundError for a model that is kept elsewhere.
+    """
+    if any(text == stored.name for stored in store.list()):  # also one that the catalogue had in an earlier version
+        return text
+    reference = parse_reference(text, catalogue().keys())
+    by_ollama = _name_in_ollama(text) is not None
+    if by_ollama or isinstance(reference, LocalPath):
+        raise ModelNotFoundError(
+            f"{text} is not in the store of models: {'Ollama keeps it' if by_ollama else 'it is a path'}",
+            hint="the store has the models that `edgespec pull` fetched",
+        )
+    return reference.name if isinstance(reference, CatalogueName) else reference.text
+
+
 def _name_in_ollama(text: str) -> str | None:
     """What Ollama calls the model that a MODEL argument names; None if it is not one that Ollama has here.
 

@@ -212,6 +212,23 @@ def test_generate_puts_piped_text_before_the_prompt(pair: tuple[str, ...], root:
     assert dash["token_ids"] == alone["token_ids"]
 
 
+def test_a_model_after_a_pipe_is_not_taken_for_the_prompt(
+    tiny: TinyModels, here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_TARGET", str(tiny.target))
+    options = ("--draft", "none", "--max-tokens", "3")
+    put_into_store(Home(here.home), "hf:org/repo", tiny.target.read_bytes())
+    for name in ("qwen2.5-coder-0.5b", "org/repo", "hf:org/other", "ollama:mine:3b", str(tiny.ending)):
+        refused = here("generate", name, *options, stdin="Name a bird.")
+        refused.failed_well(f"{name} is a model, and one argument alone is the prompt", code=2)
+        assert refused.hint == f"`edgespec generate {name} -` asks it; with `-m MODEL` the argument is the prompt"
+    for prompt in ("and/or", "hf: what is it?", "bird", str(tiny.target.parent / "none.gguf")):
+        assert succeeded(here("generate", prompt, *options, stdin="Name a bird.")).out
+    assert succeeded(here("generate", "qwen2.5-coder-0.5b", *options)).out, "nothing is in the pipe"
+    assert succeeded(here("generate", "smollm2-135m", "-m", tiny.target, *options, stdin="Name a bird.")).out
+    assert succeeded(here("generate", tiny.target, "-", *options, stdin="Name a bird.")).out
+
+
 @pytest.mark.parametrize("prompt", ["What is it?", "-"])
 @pytest.mark.parametrize(
     ("stdin", "said"),

@@ -1,4 +1,4 @@
-"""``edgespec models rm`` takes several models, and asks a person first; a mirror is named only for --debug."""
+"""``edgespec models rm`` asks a person first; a stored model has several spellings; mirrors are for --debug."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.serve import _targets
 from edgespec.cli.terminal.output import State
 from edgespec.files.home import Home
 from edgespec.files.progress import ProgressEvent
 from edgespec.store.store import Store
 from tests.support.command_line import InProcess, command, environment
+from tests.support.other_programs import LIBRARY, User
 from tests.support.terminal import Terminal
 from tests.support.tiny_models import TinyModels, put_into_store
 
@@ -44,6 +46,41 @@ def test_a_damaged_model_is_removed(here: InProcess, tiny: TinyModels) -> None:
     here("models", "verify", PAIR[0]).failed_well("has changed")
     assert here("models", "rm", PAIR[0]).code == 0
     assert stored(home) == [PAIR[1]]
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("bartowski/Foo-GGUF:q4_k_m", "hf:bartowski/Foo-GGUF:Q4_K_M"),
+        ("https://huggingface.co/org/repo/blob/main/b.gguf", "hf:org/repo/b.gguf"),
+        ("hf:org/repo/b-00002-of-00003.gguf", "hf:org/repo/b-00001-of-00003.gguf"),
+        ("smollm2-135m:latest", "smollm2-135m"),
+        ("formerly.gguf", "formerly.gguf"),
+    ],
+)
+def test_a_stored_model_is_verified_removed_and_served_by_every_spelling_of_its_name(
+    typed: str, name: str, here: InProcess, tiny: TinyModels
+) -> None:
+    path = put_into_store(Home(here.home), name, tiny.target.read_bytes())
+    assert here("models", "verify", typed).out.startswith(f"{name} is intact: ")
+    assert _targets(f"{typed},{name}", None, ()) == [name]
+    here("models", "rm", typed, name)
+    assert not path.exists()
+    here("models", "verify", "smollm2-135m:latest").failed_well("smollm2-135m is not on this machine")
+
+
+def test_a_model_that_is_kept_elsewhere_is_neither_removed_nor_served_with_others(
+    here: InProcess, tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = User(tmp_path / "user")
+    user.to_ollama(f"{LIBRARY}/mine/3b", tiny.target.read_bytes())
+    monkeypatch.setenv("OLLAMA_MODELS", str(user.ollama))
+    kept = {"ollama:mine:3b": "Ollama keeps it", "mine:3b": "Ollama keeps it", str(tiny.target): "it is a path"}
+    for name, words in kept.items():
+        for each in (("models", "rm"), ("models", "verify"), ("serve", "--models")):
+            refused = here(*each, name)
+            refused.failed_well(f"{name} is not in the store of models: {words}")
+            assert refused.hint == "the store has the models that `edgespec pull` fetched"
 
 
 @pytest.mark.slow

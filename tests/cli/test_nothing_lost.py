@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.cli.chat.chat import _Chat
 from edgespec.cli.chat.kept_conversation import KeptConversation, name_of
+from edgespec.cli.chat.prompts import LinePrompts
+from edgespec.cli.chat.talk import Talk
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.status import StatusLine
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
 from edgespec.errors import InvalidRequestError
@@ -88,6 +95,24 @@ def test_a_cleared_conversation_is_not_kept(opened: Open, place: Home, tiny: Tin
     chat.wait_for(EDITING)
     leave(chat)
     assert not place.conversation.exists()
+
+
+@pytest.mark.parametrize("line", ["/system Answer briefly.", "/system none"])
+def test_a_system_message_alone_replaces_no_conversation(
+    line: str, place: Home, tiny: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(place.root))
+    KeptConversation("m", None, SAID).write(place)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n/exit\n".encode())))
+    with (
+        Engine.load(target=str(tiny.target), draft="none") as engine,
+        Talk(engine, lambda _: engine, system="be kind", think=False, drawn={}, as_file=True) as talk,
+    ):
+        interrupts = Interrupts()
+        chat = _Chat(talk, interrupts, StatusLine(), as_json=False, keeps=True, interactive=False)
+        chat.run(LinePrompts(interrupts), [])
+        assert talk.session.system != "be kind"
+    assert KeptConversation.read(place).messages == list(SAID)
 
 
 @pytest.mark.slow

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.cli.models import _wanted
+from edgespec.cli.terminal.output import ProgressPrinter
+from edgespec.files.home import Home
+from edgespec.store.references import HubReference, Network
+from edgespec.store.store import Store
 from tests.support.command_line import Result, run_cli
 from tests.support.hub_server import HubServer, running
 from tests.support.split_gguf import split_gguf
@@ -53,6 +59,30 @@ def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubS
     again = edgespec("pull", "hf:org/repo")
     assert "* Q8_0, 0 MB: it is already stored" in again.err
     assert hub.bodies() == []
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_stored_model_stays_where_the_hub_has_another_file_and_the_line_tells_how_to_fetch_that(
+    hub: HubServer, tmp_path: Path, renamed: bool
+) -> None:
+    store = Store(Home(tmp_path / "home"), Network(endpoint=hub.endpoint, cache=tmp_path / "hub"))
+    reference = HubReference("org/repo", quant="Q2_K")
+
+    def pulled() -> tuple[str, str]:
+        spec, choice = _wanted(reference, store, ProgressPrinter())
+        assert choice is not None
+        return choice.reason, store.fetch(spec).sha256
+
+    before = hashlib.sha256(b"GGUF").hexdigest()
+    assert pulled() == ("you named it", before)
+    assert pulled() == ("it is already stored", before)
+    del hub.files["tiny-Q2_K.gguf"]
+    hub.files["new-Q2_K.gguf" if renamed else "tiny-Q2_K.gguf"] = b"GGUF, repaired"
+    hub.revisions["main"] = "f" * 40
+    again = "`edgespec models rm hf:org/repo:Q2_K`, then `edgespec pull hf:org/repo:Q2_K`"
+    assert pulled() == (f"another file is stored as hf:org/repo:Q2_K; to fetch this one: {again}", before)
+    store.remove("hf:org/repo:Q2_K")
+    assert pulled() == ("you named it", hashlib.sha256(b"GGUF, repaired").hexdigest())
 
 
 def test_the_json_lists_every_candidate_and_the_choice(edgespec: Run, hub: HubServer) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.cli import suggestions
-from tests.support.command_line import command, environment
+from edgespec.files.home import Home
+from tests.support.command_line import InProcess, command, environment
+from tests.support.tiny_models import put_into_store
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +87,25 @@ def test_shell_completion_prints_suggestions(tmp_path: Path, words: str, found: 
     done = subprocess.run(command(), capture_output=True, text=True, env=env, check=False, timeout=60)
     assert done.stdout.split() == [found]
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("models", "rm", "hf", ":", "or"), ["org/repo:Q4_0", "org/repo:Q8_0"]),
+        (("models", "rm", "hf", ":", "org/repo", ":"), ["Q4_0", "Q8_0"]),
+        (("models", "rm", "hf", ":", "org/repo", ":", "Q4_0", "hf", ":", "org/repo", ":", "Q8"), ["Q8_0"]),
+        (("models", "rm", "'hf:org/repo:Q4"), ["hf:org/repo:Q4_0"]),
+        (("models", "rm", "h"), ["hf:org/repo:Q4_0", "hf:org/repo:Q8_0"]),
+        (("models", "rm", "hf", ":", "org/repo", ":", "Q4_0", ""), ["hf:org/repo:Q4_0", "hf:org/repo:Q8_0"]),
+    ],
+)
+def test_bash_which_splits_words_at_colons_completes_names_that_have_some(
+    words: tuple[str, ...], found: list[str], here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for quant in ("Q4_0", "Q8_0"):
+        put_into_store(Home(here.home), f"hf:org/repo:{quant}", b"GGUF")
+    monkeypatch.setenv("_EDGESPEC_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "\n".join(("edgespec", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert here().out.splitlines() == found

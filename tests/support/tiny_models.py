@@ -20,6 +20,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.runtimes.background import BackgroundModel
 from edgespec.store.manifest import Manifest, write_manifest
+from edgespec.store.store import folder_key
 from tests.support.tiny_gguf import FILL_IN, VOCABULARY, similar_drafter, write_tiny_gguf
 
 # Narrow heads force an F16 cache, whose attention is not bit-equal across widths; these shapes keep every width.
@@ -159,7 +160,7 @@ def load_drafter(engine: Engine) -> BackgroundModel | None:
 
 def put_into_store(home: Home, name: str, content: bytes) -> Path:
     """Store ``content`` as the model called ``name``, as a finished download would."""
-    folder = home.models / name
+    folder = home.models / folder_key(name)
     folder.mkdir(parents=True)
     path = folder / "model.gguf"
     path.write_bytes(content)

@@ -193,9 +193,12 @@ class _Chat:
     def _keep(self) -> None:
         """Write the conversation to its file if it has changed."""
         if self._keeps and not self._talk.session.closed and self._talk.session.messages != self._kept:
-            self._kept = self._talk.session.messages
+            before, self._kept = self._kept, self._talk.session.messages
             session, model = self._talk.session, name_of(self._talk.engine.profile.target)
-            KeptConversation(model, session.system, self._talk.turns()).write(home())
+            turns = self._talk.turns()
+            # A system message alone does not take the place of an earlier chat's conversation.
+            if turns or any(message["role"] != "system" for message in before):
+                KeptConversation(model, session.system, turns).write(home())
 
     def _to_answer(self, prompt: Prompt) -> str | GoOn | None:
         """Run commands; return the text to answer, "" if there is none, None if the chat ends."""
