@@ -13,7 +13,7 @@ LEFT_OUT = ("edgespec.__main__", "edgespec.__pyinstaller", "edgespec.bench", "ed
 
 hiddenimports = collect_submodules("edgespec", filter=lambda name: not name.startswith(LEFT_OUT))
 binaries = collect_dynamic_libs("edgespec")
-datas = collect_data_files("edgespec", includes=["**/*.toml", "**/*.html", "**/*.txt"])
+datas = collect_data_files("edgespec", includes=["**/*.toml", "**/*.html", "**/*.txt", "**/*.sha256"])
 
 if find_spec("onnxruntime") is not None:
     hiddenimports.append("onnxruntime")  # PyInstaller knows its libraries

@@ -258,6 +258,7 @@ def test_a_frozen_application_gets_every_data_file_that_it_may_need(hook: Callab
     data = {path for path in root.rglob("*") if path.suffix not in ("", ".py", ".pyc") and path.is_file()}
     needed = {str(path) for path in data if path.relative_to(root).parts[0] not in left_out}
     assert needed - set(found) == {str(root / "py.typed")}
+    assert {path.name for path in root.glob("kernels/*.sha256")} <= {Path(path).name for path in found}
     assert hook("hook-llama_cpp.py")["binaries"] == ["llama_cpp"]
 
 
