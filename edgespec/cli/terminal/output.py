@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import logging
@@ -45,6 +46,8 @@ _PATIENCE_S = 3.0
 
 # Messages hold texts of files and models: what a terminal would execute is shown as in errors. Lines stay lines.
 _HARMLESS = {code: shown for code, shown in ESCAPES.items() if chr(code) not in "\n\t"}
+
+_OBEY_CODES = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, of a console's mode
 
 # Lines are wrapped to at least this many columns.
 NARROWEST = 20
@@ -220,8 +223,29 @@ def stdout_is_rich() -> bool:
     return _is_rich(sys.stdout)
 
 
+def obeys_codes(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that obeys escape codes."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.platform != "win32" or _console_obeys_codes(stream)
+
+
+def _console_obeys_codes(stream: TextIO) -> bool:
+    """Whether Windows' console obeys escape codes: the classic one shows them, until a program asks it to obey."""
+    ctypes: Any = importlib.import_module("ctypes")
+    msvcrt: Any = importlib.import_module("msvcrt")
+    calls, mode = ctypes.windll.kernel32, ctypes.c_ulong()
+    try:
+        console = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))
+    except (OSError, ValueError):  # no descriptor
+        return False
+    if not calls.GetConsoleMode(console, ctypes.byref(mode)):
+        return False
+    return bool(mode.value & _OBEY_CODES or calls.SetConsoleMode(console, mode.value | _OBEY_CODES))
+
+
 def _is_rich(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return obeys_codes(stream) and not os.environ.get("NO_COLOR")
 
 
 def enable_native_log() -> None:
