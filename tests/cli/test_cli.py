@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from edgespec import __version__
-from edgespec.cli.terminal.output import note, prepare_streams, stderr_is_rich
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.output import note, prepare_streams, read_input, stderr_is_rich
+from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import PLAN, check_generate, check_keys
@@ -229,6 +231,23 @@ def test_piped_input_that_is_not_text_is_an_error(tmp_path: Path, prompt: str, s
     """Told before a model is loaded for it."""
     result = run_here("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
     result.failed_well(said, code=2)
+
+
+def test_piped_text_of_windows_programs_is_read_or_the_hint_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def piped(data: bytes) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return read_input(Interrupts())
+
+    for encoding in ("utf-16", "utf-8-sig"):
+        assert piped("né 猫".encode(encoding)) == "né 猫"
+    assert piped("\ufeffné".encode("utf-16-be")) == "né"
+    with pytest.raises(InvalidRequestError, match="not text"):
+        piped("né\0猫".encode("utf-16"))
+    for platform, word in (("win32", "chcp 65001"), ("linux", "iconv")):
+        monkeypatch.setattr(sys, "platform", platform)
+        with pytest.raises(InvalidRequestError) as caught:
+            piped("né".encode("cp850"))
+        assert word in str(caught.value.hint)
 
 
 def test_generate_on_a_terminal_reports_how_much_it_read_from_stdin(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import io
 import json
@@ -131,15 +132,24 @@ def decode_input(data: bytes) -> str:
     try:
         return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
-        ) from error
+        convert = "save it as UTF-8, and in cmd.exe run `chcp 65001` first"
+        if sys.platform != "win32":
+            convert = "convert it first, for example with iconv"
+        raise InvalidRequestError(f"stdin is not UTF-8 text (byte {error.start})", hint=convert) from error
+
+
+def _in_utf_8(data: bytes) -> bytes:
+    """UTF-16 with a byte order mark, in which Windows' programs write text, in UTF-8; other bytes as they are."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-16").encode()
+    return data
 
 
 def read_input(interrupts: Interrupts) -> str:
     """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
-    Raises InvalidRequestError if stdin is longer than any prompt, binary, or not UTF-8.
+    Raises InvalidRequestError if stdin is longer than any prompt, binary, or neither UTF-8 nor marked as UTF-16.
     """
     waiting = threading.Timer(_PATIENCE_S, _say_what_is_awaited)
     waiting.daemon = True
@@ -152,6 +162,7 @@ def read_input(interrupts: Interrupts) -> str:
         raise InvalidRequestError(
             f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
         )
+    data = _in_utf_8(data)
     if (zero := data.find(0)) >= 0:
         raise InvalidRequestError(
             f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
