@@ -180,7 +180,11 @@ def _parent(name: str, layer: Layer, is_builtin: bool) -> tuple[str, bool] | Non
 
 def _find(name: str, may_be_users: bool, cwd: Path, user_dir: Path) -> tuple[Layer, bool]:
     if is_path(name):
-        path = cwd / expanded(name)
+        try:
+            path = (cwd / expanded(name)).absolute()
+        except FileNotFoundError as error:
+            hint = "change to another folder, or give the file's whole path"
+            raise ProfileError("the current folder was removed", hint=hint) from error
         if not is_file(path):
             raise ProfileError(f"there is no profile file {path}", hint="Names without a slash are known profiles.")
         return from_table(read_toml(path, str(path)), str(path), folder=path.parent), False

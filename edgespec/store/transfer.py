@@ -15,14 +15,21 @@ from edgespec.store.web import Response, UnreachableError, Web
 
 # A broken connection is resumed; only breaks that brought no new bytes are counted.
 BREAKS_WITHOUT_PROGRESS = 3
-PAUSE_AFTER_BREAK_S = 0.5
+# Once bytes have arrived, the network may return: after a sleep or a change of networks it takes some seconds. With
+# these pauses, each twice the one before, that is waited for about a minute.
+BREAKS_AFTER_BYTES = 12
+PAUSE_AFTER_BREAK_S = 0.25
+LONGEST_PAUSE_S = 8.0
+
+DOWNLOADING = "downloading"
+WAITING = "waiting for the network"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
     """``request`` asks for the file's bytes from an offset; ``size`` is the expected total, None if unknown.
 
-    More than ``most`` bytes are refused. ``arrived`` receives the number of bytes so far.
+    More than ``most`` bytes are refused. ``arrived`` receives the number of bytes so far, ``stage`` what is done now.
     """
 
     web: Web
@@ -31,6 +38,7 @@ class Transfer:
     size: int | None
     most: int | None
     arrived: Callable[[int], None]
+    stage: Callable[[str], None]
 
     def run(self, file: BinaryIO) -> None:
         """Append the missing bytes. Raises UnreachableError after too many breaks, DownloadError, CancelledError."""
@@ -46,9 +54,11 @@ class Transfer:
             except UnreachableError as error:
                 failure = error
             breaks = 0 if file.tell() > before else breaks + 1
-            if breaks >= BREAKS_WITHOUT_PROGRESS:
+            if breaks >= (BREAKS_AFTER_BYTES if file.tell() else BREAKS_WITHOUT_PROGRESS):
                 raise self._broken_off(failure, file.tell())
-            self.web.pause(PAUSE_AFTER_BREAK_S)
+            if breaks:
+                self.stage(WAITING)
+            self.web.pause(min(PAUSE_AFTER_BREAK_S * 2**breaks, LONGEST_PAUSE_S))
         file.flush()
         os.fsync(file.fileno())
 
@@ -78,6 +88,7 @@ class Transfer:
             try:
                 for chunk in self.web.body(response):
                     done += file.write(chunk)
+                    self.stage(DOWNLOADING)
                     self.arrived(done)
                     if self.most is not None and done > self.most:
                         raise DownloadError(f"{self.web.host} sends more than {self.most} bytes of {self.name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import json
 import os
@@ -10,11 +11,15 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from edgespec import __version__
-from edgespec.cli.terminal.output import prepare_streams
+from edgespec.cli.terminal.interrupts import Interrupts
+from edgespec.cli.terminal.output import note, prepare_streams, read_input, stderr_is_rich
+from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from tests.support.command_line import InProcess, command, environment, run_cli, run_here, status_lines, succeeded
 from tests.support.reply_keys import PLAN, check_generate, check_keys
@@ -243,6 +248,23 @@ def test_piped_input_that_is_not_text_is_an_error(tmp_path: Path, prompt: str, s
     """Told before a model is loaded for it."""
     result = run_here("generate", prompt, "--target", tmp_path / "absent.gguf", home=tmp_path / "home", stdin=stdin)
     result.failed_well(said, code=2)
+
+
+def test_piped_text_of_windows_programs_is_read_or_the_hint_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def piped(data: bytes) -> str:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return read_input(Interrupts())
+
+    for encoding in ("utf-16", "utf-8-sig"):
+        assert piped("né 猫".encode(encoding)) == "né 猫"
+    assert piped("\ufeffné".encode("utf-16-be")) == "né"
+    with pytest.raises(InvalidRequestError, match="not text"):
+        piped("né\0猫".encode("utf-16"))
+    for platform, word in (("win32", "chcp 65001"), ("linux", "iconv")):
+        monkeypatch.setattr(sys, "platform", platform)
+        with pytest.raises(InvalidRequestError) as caught:
+            piped("né".encode("cp850"))
+        assert word in str(caught.value.hint)
 
 
 def test_generate_on_a_terminal_reports_how_much_it_read_from_stdin(
@@ -558,6 +580,39 @@ def test_a_file_or_pipe_gets_utf_8_on_windows(
     stdout.write("né 猫")
     stdout.flush()
     assert data.getvalue() == written
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_windows_classic_console_is_asked_to_obey_escape_codes(monkeypatch: pytest.MonkeyPatch, obeys: bool) -> None:
+    class Console(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def fileno(self) -> int:
+            return 2
+
+    modes = {72: 3}
+
+    def read(console: ctypes.c_void_p, mode: Any) -> int:
+        mode._obj.value = modes[console.value or 0]
+        return 1
+
+    def change(console: ctypes.c_void_p, mode: int) -> int:
+        modes.update({console.value or 0: mode} if obeys else {})
+        return int(obeys)
+
+    kernel = SimpleNamespace(GetConsoleMode=read, SetConsoleMode=change)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(get_osfhandle=lambda descriptor: 70 + descriptor))
+    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel), raising=False)
+    stderr = Console()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    assert stderr_is_rich() == obeys
+    assert modes == {72: 7 if obeys else 3}
+    note("words", dim=True)
+    assert ("\x1b[" in stderr.getvalue()) == obeys
 
 
 @pytest.mark.slow

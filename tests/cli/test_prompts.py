@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prompt_toolkit import PromptSession
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
+from edgespec.cli.chat import editing
 from edgespec.cli.chat.chat_commands import SETTINGS, is_command, suggest, unescaped
 from edgespec.cli.chat.pastes import MOST_CHARACTERS, MOST_LINES, Pastes
 from edgespec.cli.chat.prompt_history import KEPT, PromptHistory
@@ -65,6 +69,22 @@ def test_a_prompt_comes_back_as_the_line_that_was_sent() -> None:
     assert pastes.sent(line) == f"{LONG} What is this?"
     assert pastes.line(pastes.whole(line)) == line
     assert pastes.line("short") == "short"
+
+
+def test_ctrl_z_leaves_an_empty_line_on_windows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(keys: str, platform: str) -> str:
+        with monkeypatch.context() as patch, create_pipe_input() as keyboard:
+            patch.setattr(sys, "platform", platform)
+            bindings = editing._keys(Pastes())
+            patch.undo()
+            keyboard.send_text(keys)
+            session: PromptSession[str] = PromptSession(input=keyboard, output=DummyOutput(), key_bindings=bindings)
+            return session.prompt()
+
+    with pytest.raises(EOFError):
+        typed("\x1a\r", "win32")
+    assert typed("a\x1a\r", "win32") == "a\x1a"
+    assert typed("\x1a\r", "linux") == "\x1a"
 
 
 def test_each_text_has_its_marker_and_a_marker_in_a_text_is_text() -> None:

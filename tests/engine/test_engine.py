@@ -139,6 +139,20 @@ def test_an_engine_loads_and_answers_with_all_defaults(
     )
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows keeps a folder that is in use")
+def test_engine_load_needs_no_working_folder(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "mine.toml").write_text("context = 256\n")
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with tiny.load(profile=str(tmp_path / "mine.toml")) as engine:
+        assert engine.plan.context_length == 256
+    with pytest.raises(ProfileError, match="the current folder was removed"):
+        tiny.load(profile="./mine.toml")
+
+
 def test_engine_load_ignores_environment_variables_and_project_files(
     tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,23 @@ def learn(learner: TextLearner, tiny: TinyModels, *paths: Path) -> object:
             assert 0.0 <= next(steps) < 1.0
         except StopIteration as end:
             return end.value
+
+
+def test_a_folder_that_macos_finds_by_other_names_is_learned_once(
+    tiny: TinyModels, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [unicodedata.normalize(form, "Café") for form in ("NFC", "NFD")] + ["café"]
+    for name in names:
+        (tmp_path / name).mkdir(exist_ok=True)  # on macOS itself, one folder
+        (tmp_path / name / "a.md").write_text("hello")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    learned = learner(tiny, home)
+    for name in names:
+        learn(learned, tiny, tmp_path / name)
+    assert len(learned.known().names) == 1
+    learn(learned, tiny, *[tmp_path / name for name in names])
+    assert len(learned.known().names) == 1
+    assert learned.forget([tmp_path / "CAFÉ"]).removed_files == 1
 
 
 def test_learned_text_is_guessed_and_changes_no_answer(tiny: TinyModels, home: Home, tmp_path: Path) -> None:

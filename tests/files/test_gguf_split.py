@@ -44,6 +44,7 @@ def test_names_of_split_models_are_parsed() -> None:
     assert is_auxiliary("sub/gemma.mmproj.gguf")
     assert is_auxiliary("qwen3-7B.imatrix.gguf")
     assert is_auxiliary("imatrix_unsloth.gguf")
+    assert is_auxiliary("sub/._tiny-Q4_0.gguf")
     assert not is_auxiliary("m-imatrix-IQ4_XS.gguf")
     assert not is_auxiliary("mmproj/model.gguf")
 
@@ -89,6 +90,8 @@ def test_the_first_part_of_a_split_model_may_hold_no_tensors(tiny: TinyModels, t
 
 def test_a_folder_with_one_split_model_is_read_as_a_model(tiny: TinyModels, parts: list[Path]) -> None:
     (parts[0].parent / "mmproj-f16.gguf").write_bytes(b"GGUF")
+    for part in parts:  # macOS's companions on disks of other systems
+        part.with_name(f"._{part.name}").write_bytes(b"\0\5\26\7")
     assert read_model_file(parts[0].parent).header.split
     shutil.copy(tiny.target, parts[0].parent / "other.gguf")
     with pytest.raises(ModelFileError, match="holds 2 models, not one"):

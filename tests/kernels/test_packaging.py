@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import shutil
@@ -9,8 +10,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +22,7 @@ import edgespec
 from edgespec.errors import RuntimeUnavailableError
 from edgespec.kernels import compile as compiling
 from edgespec.runtimes.native import library as native_library
+from edgespec.runtimes.onnx import providers
 from tests.support.binaries import elf, mach_o, written
 
 CHECKOUT = compiling.FOLDER.parents[1]
@@ -231,22 +236,39 @@ def test_the_runtime_looks_for_the_library_names_that_compiling_gives() -> None:
     assert native_library.DIGEST_SUFFIX == compiling.DIGEST_SUFFIX
 
 
-def test_a_frozen_application_gets_every_data_file_that_it_may_need(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    """What a hook tells PyInstaller, which is not needed here."""
     root = Path(edgespec.__file__).parent
-    found = list[str]()
     hooks = SimpleNamespace(
         collect_submodules=lambda *_, **__: [],
         collect_dynamic_libs=lambda name: [name],
-        collect_data_files=lambda _, includes: found.extend(
-            str(path) for glob in includes for path in root.glob(glob)
-        ),
+        collect_data_files=lambda _, includes: [str(path) for glob in includes for path in root.glob(glob)],
+        copy_metadata=lambda name: [f"{name}.dist-info"],
     )
     monkeypatch.setitem(sys.modules, "PyInstaller", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "PyInstaller.utils", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "PyInstaller.utils.hooks", hooks)
-    runpy.run_path(str(root / "__pyinstaller" / "hook-edgespec.py"))
+    return lambda name: runpy.run_path(str(root / "__pyinstaller" / name))
+
+
+def test_a_frozen_application_gets_every_data_file_that_it_may_need(hook: Callable[[str], dict[str, Any]]) -> None:
+    root, found = Path(edgespec.__file__).parent, hook("hook-edgespec.py")["datas"]
     left_out = {"bench", "kernels"}  # the sources of the kernels, and the suites of commands
     data = {path for path in root.rglob("*") if path.suffix not in ("", ".py", ".pyc") and path.is_file()}
     needed = {str(path) for path in data if path.relative_to(root).parts[0] not in left_out}
     assert needed - set(found) == {str(root / "py.typed")}
-    assert runpy.run_path(str(root / "__pyinstaller" / "hook-llama_cpp.py"))["binaries"] == ["llama_cpp"]
+    assert {path.name for path in root.glob("kernels/*.sha256")} <= {Path(path).name for path in found}
+    assert hook("hook-llama_cpp.py")["binaries"] == ["llama_cpp"]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_frozen_application_gets_the_onnx_runtime_that_is_installed(
+    hook: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: ModuleSpec("onnxruntime", None) if here else None)
+    monkeypatch.setattr(providers, "installed_plugins", lambda: ["onnxruntime_ep_fast"])
+    told = hook("hook-edgespec.py")
+    assert told["hiddenimports"] == (["onnxruntime", "onnxruntime_ep_fast"] if here else [])
+    assert ("onnxruntime_ep_fast" in told["binaries"]) == here
+    assert ("onnxruntime-ep-fast.dist-info" in told["datas"]) == here

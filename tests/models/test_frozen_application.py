@@ -41,5 +41,6 @@ def test_the_embedding_example_runs_as_a_frozen_application(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "stopped: cancelled" in done.stdout
-    (library,) = (tmp_path / "dist").rglob("*edgespec_kernels*")
+    library, digest = sorted((tmp_path / "dist").rglob("*edgespec_kernels*"))
     assert library.stat().st_size > 0
+    assert digest.name == f"{library.name}.sha256"

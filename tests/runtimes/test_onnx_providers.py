@@ -67,14 +67,14 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     fake = FakeRuntime()
     monkeypatch.setattr(onnx_providers.importlib.util, "find_spec", lambda _name: object())
     monkeypatch.setitem(sys.modules, "onnxruntime", fake)  # type: ignore[arg-type]
-    monkeypatch.setattr(onnx_providers, "_installed_plugins", list)
+    monkeypatch.setattr(onnx_providers, "installed_plugins", list)
     return fake
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
     for module in modules:
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(onnx_providers, "_installed_plugins", lambda: [module.__name__ for module in modules])
+    monkeypatch.setattr(onnx_providers, "installed_plugins", lambda: [module.__name__ for module in modules])
 
 
 def plugin(name: str, ep_name: str) -> ModuleType:
@@ -238,6 +238,6 @@ def test_plugins_are_found_by_the_name_of_their_module(tmp_path: Any, monkeypatc
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    found = onnx_providers._installed_plugins()
+    found = onnx_providers.installed_plugins()
     assert {"onnxruntime_ep_zebra", "onnxruntime_qnn"} <= set(found)
     assert "onnxruntime_genai" not in found

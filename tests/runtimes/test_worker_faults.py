@@ -194,6 +194,17 @@ def test_a_worker_whose_forward_ignores_a_cancel_is_killed() -> None:
         assert "does not answer to a cancel" in error.message
 
 
+def test_a_worker_whose_command_started_another_process_ends_when_it_is_lost() -> None:
+    """As an application in one file does: what it starts is not known here, and has the pipes."""
+    starts = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *command("unresponsive")]
+    patient = Deadlines(answer_s=0.2, token_s=0.0, cancel_s=0.2, close_s=0.2)
+    with start_model(TINY, command=starts, deadlines=patient) as model, model.open(16) as sequence:
+        (inner,) = psutil.Process(model.pid).children()
+        with pytest.raises(WorkerLostError, match="does not answer"):
+            sequence.forward([1], 1)
+        assert has_ended(inner)
+
+
 def test_closing_ends_a_worker_that_does_not_read() -> None:
     with start_model(TINY, command=command("fake"), deadlines=SHORT) as model:
         os.kill(model.pid, signal.SIGSTOP)

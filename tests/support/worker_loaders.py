@@ -5,14 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections import abc
+from concurrent.futures import Future
+from typing import TypeVar
 
 from edgespec.errors import MemoryLimitError
 from edgespec.interfaces.model import Model
 from edgespec.interfaces.rows import Rows
 from edgespec.runtimes.process.frames import LoadRequest
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
+
+T = TypeVar("T")
 
 
 def command(loader: str) -> list[str]:
@@ -95,6 +100,11 @@ class _Changed(FakeModel):
 
 
 class _ChangedSequence(FakeSequence):
+    def submit(self, job: abc.Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        threading.Thread(target=lambda: future.set_result(job()), daemon=True).start()  # the caller reads on
+        return future
+
     def forward(self, tokens: abc.Sequence[int], rows: int) -> Rows:
         assert isinstance(self.model, _Changed)
         self.model.before_forward()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
@@ -145,6 +146,12 @@ def _keys(pastes: Pastes) -> KeyBindingsBase:
     def _(event: KeyPressEvent) -> None:
         left = _ClearedError() if event.current_buffer.text else _InterruptedError()
         event.app.exit(exception=left, style="class:aborting")
+
+    if sys.platform == "win32":  # there Ctrl-Z and Enter end what is typed
+
+        @keys.add("c-z", filter=Condition(lambda: not get_app().current_buffer.text))
+        def _(event: KeyPressEvent) -> None:
+            event.app.exit(exception=EOFError(), style="class:exiting")
 
     @keys.add("escape", "enter")
     @keys.add("c-j")

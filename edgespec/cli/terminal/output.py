@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import importlib
 import io
 import json
 import logging
@@ -45,6 +47,8 @@ _PATIENCE_S = 3.0
 
 # Messages hold texts of files and models: what a terminal would execute is shown as in errors. Lines stay lines.
 _HARMLESS = {code: shown for code, shown in ESCAPES.items() if chr(code) not in "\n\t"}
+
+_OBEY_CODES = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, of a console's mode
 
 # Lines are wrapped to at least this many columns.
 NARROWEST = 20
@@ -128,15 +132,24 @@ def decode_input(data: bytes) -> str:
     try:
         return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(
-            f"stdin is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"
-        ) from error
+        convert = "save it as UTF-8, and in cmd.exe run `chcp 65001` first"
+        if sys.platform != "win32":
+            convert = "convert it first, for example with iconv"
+        raise InvalidRequestError(f"stdin is not UTF-8 text (byte {error.start})", hint=convert) from error
+
+
+def _in_utf_8(data: bytes) -> bytes:
+    """UTF-16 with a byte order mark, in which Windows' programs write text, in UTF-8; other bytes as they are."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-16").encode()
+    return data
 
 
 def read_input(interrupts: Interrupts) -> str:
     """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
-    Raises InvalidRequestError if stdin is longer than any prompt, binary, or not UTF-8.
+    Raises InvalidRequestError if stdin is longer than any prompt, binary, or neither UTF-8 nor marked as UTF-16.
     """
     waiting = threading.Timer(_PATIENCE_S, _say_what_is_awaited)
     waiting.daemon = True
@@ -149,6 +162,7 @@ def read_input(interrupts: Interrupts) -> str:
         raise InvalidRequestError(
             f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
         )
+    data = _in_utf_8(data)
     if (zero := data.find(0)) >= 0:
         raise InvalidRequestError(
             f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
@@ -220,8 +234,29 @@ def stdout_is_rich() -> bool:
     return _is_rich(sys.stdout)
 
 
+def obeys_codes(stream: TextIO) -> bool:
+    """Whether the stream is a terminal that obeys escape codes."""
+    if not stream.isatty() or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.platform != "win32" or _console_obeys_codes(stream)
+
+
+def _console_obeys_codes(stream: TextIO) -> bool:
+    """Whether Windows' console obeys escape codes: the classic one shows them, until a program asks it to obey."""
+    ctypes: Any = importlib.import_module("ctypes")
+    msvcrt: Any = importlib.import_module("msvcrt")
+    calls, mode = ctypes.windll.kernel32, ctypes.c_ulong()
+    try:
+        console = ctypes.c_void_p(msvcrt.get_osfhandle(stream.fileno()))
+    except (OSError, ValueError):  # no descriptor
+        return False
+    if not calls.GetConsoleMode(console, ctypes.byref(mode)):
+        return False
+    return bool(mode.value & _OBEY_CODES or calls.SetConsoleMode(console, mode.value | _OBEY_CODES))
+
+
 def _is_rich(stream: TextIO) -> bool:
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return obeys_codes(stream) and not os.environ.get("NO_COLOR")
 
 
 def enable_native_log() -> None:

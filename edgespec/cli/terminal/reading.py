@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import cycle
 
-from edgespec.cli.terminal.output import NARROWEST, stderr_columns, stderr_is_rich, time_left
+from edgespec.cli.terminal.output import NARROWEST, obeys_codes, stderr_columns, stderr_is_rich, time_left
 from edgespec.engine.events import Reading
 from edgespec.interfaces.model import PREFILL_CHUNK_TOKENS
 
@@ -67,7 +66,7 @@ class ReadingLine:
     """
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._shown = not quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown = not quiet and obeys_codes(sys.stderr)
         self._clock = clock
         self._pace = Pace()
         self._ended = threading.Event()

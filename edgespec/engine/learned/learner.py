@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +85,7 @@ class TextLearner:
         for path, root in zip(paths, roots, strict=True):
             if not os.path.lexists(root) and not any(_is_below(name, (root,)) for name in known):
                 raise InvalidRequestError(f"there is nothing at {path} to learn from", hint="give files or folders")
-        files = list(dict.fromkeys(file for root in roots for file in _files(root)))
+        files = list({_compared(file): file for root in roots for file in _files(root)}.values())
         found, skipped, room = list[Text](), Counter[str](), self._most
         for number, file in enumerate(files):
             yield number / len(files)
@@ -170,7 +172,13 @@ def _absolute(path: Path) -> str:
 
 
 def _is_below(name: str, roots: Sequence[str]) -> bool:
-    return any(name == root or name.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
+    name = _compared(name)
+    return any(name == root or name.startswith(root.rstrip(os.sep) + os.sep) for root in map(_compared, roots))
+
+
+def _compared(path: str) -> str:
+    """A path as it is compared: macOS finds files by names in another case, and of letters in parts, as well."""
+    return unicodedata.normalize("NFC", path).casefold() if sys.platform == "darwin" else path
 
 
 def _files(root: str) -> Iterator[str]:

@@ -289,7 +289,8 @@ def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any],
                 f"{next(iter(given))} was given together with a resolved profile", hint="set it in the profile"
             )
         return profile
-    return load_profile(profile, environ={}, cwd=Path.cwd(), user_dir=own_home.root, flags=given, only_the_named=True)
+    # Not Path.cwd(): a service's working folder may be gone, and only a profile named by a relative path needs it.
+    return load_profile(profile, environ={}, cwd=Path(), user_dir=own_home.root, flags=given, only_the_named=True)
 
 
 def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str, Any], float] | None:

@@ -13,8 +13,9 @@ _PART = re.compile(r"(?P<stem>(?s:.)*[^/])-(?P<number>\d{5})-of-(?P<count>\d{5})
 MOST_PARTS = 1024
 
 # Auxiliary files: image projectors (mmproj) and importance matrices (imatrix) of quantisers. The name of a model
-# quantised with an importance matrix may also contain "imatrix", but states the type (Q4_K_M) as well.
-_NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix", re.IGNORECASE)
+# quantised with an importance matrix may also contain "imatrix", but states the type (Q4_K_M) as well. macOS keeps a
+# file's attributes in a second file, ._NAME, on disks that cannot hold them.
+_NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix|^\._", re.IGNORECASE)
 
 # Drafters that only work with the model beside them, as they are published: MTP/mtp-NAME-Q8_0.gguf. The name of a
 # whole model with a layer that drafts has "MTP" inside.
@@ -56,7 +57,7 @@ def part_name(name: str) -> PartName | None:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Whether a GGUF file of this name is an auxiliary file (projector, imatrix) and not a model."""
+    """Whether a GGUF file of this name is an auxiliary file (projector, imatrix, attributes) and not a model."""
     return _NO_MODEL.search(name.rpartition("/")[2]) is not None
 
 

@@ -401,16 +401,19 @@ def load_from(path: Path) -> NativeLibrary:
 def _checked_digest(path: Path) -> str:
     """The library's SHA-256, which the build wrote next to it: damaged code would kill the process.
 
-    A packager of an application may strip or sign the library, so that a frozen one is not compared.
+    A packager of an application may strip or sign the library, so that a frozen one is not compared, and has the
+    digest that was written: each signature gives the same kernels another SHA-256, which would discard saved caches.
     """
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise RuntimeUnavailableError(f"the native runtime's library cannot be read: {error}") from error
-    noted, built = path.with_name(path.name + DIGEST_SUFFIX), b""
+    noted, built = path.with_name(path.name + DIGEST_SUFFIX), ""
     with contextlib.suppress(OSError):
-        built = noted.read_bytes()
-    if not getattr(sys, "frozen", False) and built.split()[:1] != [digest.encode()]:
+        built = noted.read_text(encoding="ascii", errors="replace").partition(" ")[0].strip()
+    if getattr(sys, "frozen", False):
+        return built or digest
+    if built != digest:
         raise RuntimeUnavailableError(
             f"the native runtime's library is damaged or incomplete: it does not match the digest in {noted}",
             hint=_rebuild_hint(),

@@ -167,7 +167,7 @@ def _discover() -> tuple[tuple[Provider, ...], Mapping[str, str]]:
     found = [_built_in(name) for name in api.get_available_providers() if name not in _REMOTE]
     found.sort(key=lambda provider: provider.provider != CPU)
     broken: dict[str, str] = {}
-    for module in _installed_plugins():
+    for module in installed_plugins():
         try:
             found += _plugin(api, module)
         except Exception as error:  # a third-party module and native library may raise anything
@@ -184,7 +184,8 @@ def _named(provider: str) -> tuple[str, ProviderKind]:
     return _KNOWN.get(provider, (provider.removesuffix("ExecutionProvider"), "other"))
 
 
-def _installed_plugins() -> list[str]:
+def installed_plugins() -> list[str]:
+    """The modules of the installed plugins, which are imported by name."""
     names = {module.name for module in pkgutil.iter_modules() if module.name.startswith(_PLUGIN_PREFIX)}
     names.update(name for name in _OTHER_PLUGINS if importlib.util.find_spec(name) is not None)
     return sorted(names)
@@ -223,8 +224,13 @@ def _plugin_provider(device: Any, origin: str, *, taken: Mapping[str, Provider])
     )
 
 
+def distribution_of(module_name: str) -> str:
+    """The distribution that a plugin's module is installed from."""
+    return module_name.replace("_", "-")
+
+
 def _origin(module_name: str) -> str:
     try:
-        return f"{module_name} {importlib.metadata.version(module_name.replace('_', '-'))}"
+        return f"{module_name} {importlib.metadata.version(distribution_of(module_name))}"
     except importlib.metadata.PackageNotFoundError:
         return module_name

@@ -240,6 +240,12 @@ class WorkerLink:
     def _kill(self) -> None:
         with contextlib.suppress(OSError):
             self._process.kill()  # does nothing after it was reaped
+        # An application in one file starts another process, which serves and ends at the end of its input.
+        if self._write_lock.acquire(blocking=False):  # it may be held by a write that is stuck
+            try:
+                self._close_stdin()
+            finally:
+                self._write_lock.release()
 
     def abandon(self) -> None:
         """Kill the process, from any thread, without waiting: callers that wait for an answer are notified

@@ -18,7 +18,7 @@ from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.http import HubHttp, hub_settings
 from edgespec.store.references import ONLINE, HubFile, Network, is_safe
-from edgespec.store.transfer import Transfer
+from edgespec.store.transfer import DOWNLOADING, Transfer
 from edgespec.store.web import UnreachableError
 
 # Often enough for a smooth progress bar and an immediate cancel; a wake-up takes microseconds.
@@ -255,10 +255,13 @@ class _Download:
         missing = (resolved.size or 0) - self._partial_bytes()
         require_space(self._partial.parent, missing, f"downloading {self._wanted.label}")
         url = self._http.file_url(self._wanted.repo, resolved.commit, resolved.filename)
-        status.stage, status.total = "downloading", resolved.size
+        status.stage, status.total = DOWNLOADING, resolved.size
 
         def arrived(count: int) -> None:
             status.done = count
+
+        def stage(now: str) -> None:
+            status.stage = now
 
         transfer = Transfer(
             web=self._http.web,
@@ -267,6 +270,7 @@ class _Download:
             size=resolved.size,
             most=resolved.size,
             arrived=arrived,
+            stage=stage,
         )
         try:
             with disk_errors(self._partial, resolved.size or 0), self._partial.open("ab") as file:

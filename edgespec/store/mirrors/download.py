@@ -14,7 +14,7 @@ from edgespec.store.mirrors.index import PackageIndex, WheelLink
 from edgespec.store.mirrors.settings import IndexSettings
 from edgespec.store.mirrors.wheels import largest_wheel
 from edgespec.store.references import PackagePart
-from edgespec.store.transfer import Transfer
+from edgespec.store.transfer import DOWNLOADING, Transfer
 
 # How long ``stop`` waits for the thread. A slower thread is inside a system call with its own timeout.
 _GRACE_S = 1.0
@@ -29,6 +29,7 @@ class WheelDownload:
         self._settings = settings
         self._stop = threading.Event()
         self._arrived = 0
+        self._stage = DOWNLOADING
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="edgespec-wheel", daemon=True)
         self._thread.start()
@@ -40,6 +41,10 @@ class WheelDownload:
     def progress(self) -> int:
         """Bytes of the wheel that have arrived."""
         return self._arrived
+
+    def stage(self) -> str:
+        """What is done now: the download, or waiting for the network."""
+        return self._stage
 
     def check(self) -> None:
         """Raise the download's error, if any, after ``finished``: for example DownloadError or DiskSpaceError."""
@@ -108,7 +113,11 @@ class WheelDownload:
                 size=None,
                 most=largest_wheel(self.part),
                 arrived=self._tell,
+                stage=self._enter,
             ).run(file)
 
     def _tell(self, count: int) -> None:
         self._arrived = count
+
+    def _enter(self, stage: str) -> None:
+        self._stage = stage

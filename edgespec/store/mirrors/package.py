@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from edgespec.store.mirrors.download import WheelDownload
 from edgespec.store.mirrors.settings import read_settings
 from edgespec.store.mirrors.wheels import copy_member
 from edgespec.store.references import ONLINE, Network, PackagePart, PackageParts
+from edgespec.store.transfer import DOWNLOADING, WAITING
 
 # Two transfers hide each other's start-up; more would only load a public index.
 CONCURRENT_PARTS = 2
@@ -120,7 +121,7 @@ def _fetch_missing(missing: list[_Slot], network: Network, report: _Reporter, jo
                 running[slot] = WheelDownload(slot.part, slot.wheel, settings)
             time.sleep(POLL_S)
             job.check("the download was cancelled; what has arrived is kept")
-            report.running(download.progress() for download in running.values())
+            report.running(running.values())
             for slot in [slot for slot, download in running.items() if download.finished()]:
                 running[slot].check()
                 _keep(slot, job)
@@ -188,17 +189,18 @@ class _Reporter:
 
     def finished(self, size: int) -> None:
         self.finished_bytes += size
-        self._emit("downloading", self.finished_bytes)
+        self._emit(DOWNLOADING, self.finished_bytes)
 
-    def running(self, arrived: Iterator[int]) -> None:
+    def running(self, downloads: Collection[WheelDownload]) -> None:
         # A wheel may be larger than its part; the sum must not exceed the total.
-        self._emit("downloading", min(self.finished_bytes + sum(arrived), self._source.bytes))
+        arrived = self.finished_bytes + sum(download.progress() for download in downloads)
+        waits = all(download.stage() == WAITING for download in downloads)
+        self._emit(WAITING if waits else DOWNLOADING, min(arrived, self._source.bytes))
 
     def joining(self, done: int) -> None:
-        self._emit("joining parts", done)
+        self._job.tell("joining parts", self._source.label, done_bytes=done, total_bytes=self._source.bytes)
 
     def _emit(self, stage: str, done: int) -> None:
-        if stage == "downloading":
-            # A finished wheel can be larger than its part: the number never decreases.
-            self._shown = done = max(done, self._shown)
+        # A finished wheel can be larger than its part: the number never decreases.
+        self._shown = done = max(done, self._shown)
         self._job.tell(stage, self._source.label, done_bytes=done, total_bytes=self._source.bytes)
