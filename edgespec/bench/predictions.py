@@ -128,4 +128,4 @@ def _drafting_s(draft: DraftCost | None, record: RoundRecord) -> float | None:
     if draft.one_pass is not None:
         # Catching up and drafting are one forward. Tokens that were drafted and not proposed are not recorded.
         return 0.0 if record.sync_s > 0 else draft.usual_seconds(max(1, record.depth), record.emitted)
-    return draft.seconds(record.forwards_after_reading)
+    return draft.at(record.context_length).seconds(record.forwards_after_reading)

@@ -450,11 +450,13 @@ def measure_contention(
         sequences = (target_sequence, drafter_sequence)
         for turn in range(_CONTENTION_TURNS):
             for model, sequence, samples in zip(models, sequences, alone, strict=True):
-                samples += _decode_for(sequence, model.facts.vocabulary_size, turn_s / 2, clock).result()
+                own, none = _Side(), _Side(begun=True, enough=True)
+                samples += _decode_for(sequence, model.facts.vocabulary_size, turn_s / 2, clock, own, none).result()
                 yield turn / _CONTENTION_TURNS
+            sides = (_Side(), _Side())
             both = [
-                _decode_for(sequence, model.facts.vocabulary_size, turn_s, clock)
-                for model, sequence in zip(models, sequences, strict=True)
+                _decode_for(sequence, model.facts.vocabulary_size, turn_s, clock, own, other)
+                for model, sequence, own, other in zip(models, sequences, sides, reversed(sides), strict=True)
             ]
             for job, samples in zip(both, together, strict=True):
                 samples += job.result()
@@ -569,21 +571,42 @@ def _confidence(logits: LogitsArray) -> float:
     return float(1.0 / np.exp(logits - best).sum()) if np.isfinite(best) else 0.0
 
 
-def _decode_for(sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock) -> Future[list[float]]:
-    """Seconds of each width-1 forward, for ``seconds`` seconds, on the sequence's own thread."""
+@dataclass(slots=True)
+class _Side:
+    """How far one of two models is that decode at the same time."""
+
+    begun: bool = False
+    enough: bool = False
+    left: bool = False
+
+
+def _decode_for(
+    sequence: Sequence, vocabulary_size: int, seconds: float, clock: Clock, own: _Side, other: _Side
+) -> Future[list[float]]:
+    """Seconds of each width-1 forward, for ``seconds`` seconds or longer, on the sequence's own thread.
+
+    Only forwards during which the ``other`` decoded as well are kept, and both continue until each has one. One of
+    the target's may take as long as many of the drafter's.
+    """
     token = probe_tokens(1, vocabulary_size)
 
     def job() -> list[float]:
         samples: list[float] = []
-        end = clock() + seconds
-        sequence.rewind(0)
-        sequence.forward(token, 1)
-        while not samples or clock() < end:
-            if sequence.length >= sequence.context_length:
-                sequence.rewind(0)
-            before = clock()
-            sequence.forward(token, 1)
-            samples.append(clock() - before)
+        try:
+            sequence.rewind(0)
+            sequence.forward(token, 1)  # not counted: kernels and pages warm up
+            own.begun, end = True, clock() + seconds
+            while not other.left and not (own.enough and other.enough):
+                if sequence.length >= sequence.context_length:
+                    sequence.rewind(0)
+                both, before = other.begun, clock()
+                sequence.forward(token, 1)
+                after = clock()
+                if both and not other.left:
+                    samples.append(after - before)
+                own.enough = bool(samples) and after >= end
+        finally:
+            own.left = True
         return samples
 
     return sequence.submit(job)

@@ -152,6 +152,7 @@ def bench(
     same_text = not sampling.uses_rejection
     others = _find_comparable(chosen, compare, state) if compare else ()
     with open_engine(chosen, state, calibrate=True) as engine, state.interrupts.during(engine.close):
+        engine.pair.keeps_learned = False  # these answers are as long as the options say, not as the user's
         cap = engine.pair.depth_cap_allowed
         names = with_fastest(engine, names)
         models = _load_comparable(engine, others, for_prompts=cold)

@@ -429,7 +429,8 @@ class Engine:
             parts.callback(pair.pool.close)
             for drafter in pair.drafters:
                 parts.callback(drafter.close)
-            parts.callback(pair.measurements.keep, pair.policy)
+            if pair.keeps_learned:
+                parts.callback(pair.measurements.keep, pair.policy)
             if pair.answers is not None:
                 parts.callback(pair.answers.close)
             if pair.prefixes is not None:

@@ -54,6 +54,14 @@ def test_a_drafting_models_forwards_are_part_of_the_prediction(predict: Any) -> 
 
 
 @BOTH
+def test_a_drafting_models_forwards_take_longer_in_a_longer_context(predict: Any) -> None:
+    costs = Costs(curves=CURVES, drafts={"model": DraftCost(token_s=TOKEN_S, position_s=1e-5)})
+    rounds = [a_round(proposed=3, accepted=1, source="model", forwards=3, context=200)]
+    answers = [answered("planned", decode_s=2 * 0.013 + 3 * (TOKEN_S + 200e-5), rounds=rounds)]
+    assert predict(costs, answers) == {"planned": pytest.approx(1.0)}
+
+
+@BOTH
 def test_catching_up_is_excluded_from_predicted_and_measured_time(predict: Any) -> None:
     """Catching up includes the round's first drafter forward."""
     lagging = a_round(proposed=3, accepted=1, source="model", forwards=3, draft_s=0.504, sync_s=0.5)

@@ -45,7 +45,7 @@ from edgespec.runtimes.native.model import NativeSettings
 from edgespec.runtimes.native.sequence import NativeSequence
 from tests.support.fake_runtime import FakeModel, FakeSequence, Faults
 from tests.support.loading import load_native
-from tests.support.timed_model import Price, TimedModel, TimedSequence, by_width
+from tests.support.timed_model import Machine, Price, TimedModel, TimedSequence, by_width
 from tests.support.tiny_gguf import write_tiny_gguf
 
 T = TypeVar("T")
@@ -379,7 +379,7 @@ def test_two_settings_are_compared_in_a_context_too_short_for_a_probe() -> None:
 def test_contention_is_the_ratio_of_together_and_alone(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[FakeModel, float]] = []
 
-    def decode_for(sequence: FakeSequence, _size: int, seconds: float, _clock: object) -> Future[list[float]]:
+    def decode_for(sequence: FakeSequence, _size: int, seconds: float, *_: object) -> Future[list[float]]:
         asked.append((sequence.model, seconds))
         place, turn = (len(asked) - 1) % 4, (len(asked) - 1) // 4
         busy = 2.0**turn  # with another program, which slows all of a turn equally
@@ -399,8 +399,23 @@ def test_contention_is_the_ratio_of_together_and_alone(factor: float, monkeypatc
     assert big.open_sequences == small.open_sequences == 0
 
 
+@pytest.mark.parametrize(("alone_s", "factor"), [(0.03, 1.5), (0.2, 1.5), (0.25, 1.5), (3.0, 1.5), (1.0, 1.0)])
+def test_contention_of_a_slow_target_is_that_of_forwards_while_the_drafter_runs(
+    alone_s: float, factor: float
+) -> None:
+    """A turn ends when both sides have a forward during the other's, however long one takes."""
+    machine = Machine()
+    big, small = (
+        TimedModel(lambda *_, price=price: price * (factor if machine.jobs > 1 else 1.0), machine)
+        for price in (alone_s, 0.01)
+    )
+    both, _ = finish(measure_contention(big, small, clock=big.clock))
+    assert (both.target_factor, both.drafter_factor) == pytest.approx((factor, factor))
+    assert big.count >= 16, "in each of four turns, one to warm up and one timed, alone and together"
+
+
 def test_contention_measured_below_one_is_reported_as_one() -> None:
-    model = TimedModel(lambda _width, _length, count: 0.01 / count)
+    model = TimedModel(lambda _width, _length, count: 0.005 + 0.005 / count)
     both, _ = finish(measure_contention(model, model, seconds=0.02, clock=model.clock))
     assert both == Contention(target_factor=1.0, drafter_factor=1.0)
 

@@ -150,6 +150,20 @@ def test_bench_json_is_one_object_with_the_documented_keys(
     assert found["plan"]["target"]["model"] == "target"
 
 
+def test_bench_teaches_later_answers_nothing(
+    here: InProcess, pair: tuple[str, ...], suite: Path, tiny: TinyModels
+) -> None:
+    """A chat would take all answers to be as short as these."""
+
+    def learned() -> dict[str, bytes]:
+        paths = [path for kind in ("history", "acceptance") for path in tiny.home.measurements.glob(f"{kind}-*")]
+        return {path.name: path.read_bytes() for path in paths}
+
+    before = learned()
+    assert here("bench", *pair, "--suite", suite, "--passes", "1", "--max-tokens", "4").code == 0
+    assert learned() == before
+
+
 def test_bench_cold_measures_times_to_the_first_token(here: InProcess, pair: tuple[str, ...], suite: Path) -> None:
     options = ("--suite", suite, "--limit", "1", "--passes", "1", "--max-tokens", "4", "--arms", "planned", "--cold")
     found = here("bench", *pair, *options, "--json").json

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
 import pytest
 
 from edgespec.errors import ForwardError
@@ -12,6 +16,8 @@ from tests.decoding.test_pipeline import Late, at_once, check, pipelined
 from tests.support import scripted_drafters as scripted
 from tests.support.budgets import FixedBudget
 from tests.support.fake_runtime import FakeModel, Faults
+
+T = TypeVar("T")
 
 BESIDE = FixedBudget(most=3, ahead=4, patience=0.0, overlaps_prefill=True)
 
@@ -72,11 +78,20 @@ def test_a_failed_prefill_ends_the_drafting_in_flight() -> None:
     assert answer.tokens == []
 
 
-def test_an_answer_of_one_token_starts_no_drafting() -> None:
+@pytest.mark.parametrize("most", [1, 3])
+def test_an_answer_of_one_token_does_not_let_the_drafter_read(most: int) -> None:
     answer = start(FakeModel(), PROMPT)
-    answer.take(pipelined(answer, scripted.oracle(KNOWN["greedy"]), budget=BESIDE, max_tokens=1).steps())
-    assert (answer.tokens, answer.finish) == (PLAIN["greedy"][:1], "length")
-    assert answer.history == [*PROMPT, *PLAIN["greedy"][:1]]
+    during: list[int] = []
+
+    def submit(job: Callable[[], T]) -> Future[T]:
+        during.append(len(answer.tokens))
+        return at_once(job)
+
+    drafter = scripted.oracle(KNOWN["greedy"])
+    answer.take(pipelined(answer, drafter, budget=BESIDE, max_tokens=most, submit=submit).steps())
+    assert (answer.tokens, answer.finish) == (PLAIN["greedy"][:most], "length")
+    assert answer.history == [*PROMPT, *PLAIN["greedy"][:most]]
+    assert (0 in during) == (most == 3)
     assert TEXT_RULES["greedy"] == GREEDY
 
 

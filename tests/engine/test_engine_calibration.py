@@ -6,15 +6,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import edgespec.engine.pair.load as load_module
+from edgespec.calibration.timing import Scope, measure_target, sample_text
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import WAITING
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import CancelledError
 from edgespec.files.home import Home
+from edgespec.interfaces.model import Model
 from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
 from edgespec.planning.depth.base import FixedDepth
@@ -23,6 +27,7 @@ from tests.support.calibrating import damage, fix_plain_ratio, measured, shorten
 from tests.support.command_line import environment
 from tests.support.http_server import wait_until
 from tests.support.started_threads import started_threads
+from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, load_drafter, require_speculation
 
 REPEATING = "the people use water and the people use words and the people"
@@ -85,6 +90,23 @@ def test_load_with_calibrate_measures_once_and_later_loads_measure_nothing(
             assert not again.unmeasured
             assert again.plan.reasons == engine.plan.reasons
     assert widths == []
+
+
+def test_a_mixture_of_experts_is_timed_on_a_text_while_it_loads(
+    load: Callable[..., Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of random tokens, neighbours share fewer experts, and these times stay."""
+    texts = list[list[int]]()
+
+    def measure(model: Model, context_length: int, scope: Scope, *, text: list[int]) -> object:
+        texts.append(text)
+        return measure_target(model, context_length, replace(scope, repetitions=1), text=text)
+
+    monkeypatch.setattr(load_module, "measure_target", measure)
+    path = write_tiny_gguf(tmp_path / "mixture.gguf", architecture="qwen3moe", experts=(6, 2), quant="Q8_0")
+    with load(target=path, draft=None, context=140, calibrate=True) as engine:
+        assert texts == [engine.pair.prompts.encode_raw(sample_text())]
+        assert engine.pair.measurements.target_times() is not None
 
 
 def test_calibrate_measures_what_is_missing_and_afresh_measures_everything(

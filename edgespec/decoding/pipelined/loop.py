@@ -69,9 +69,9 @@ class PipelinedLoop(Rounds):
 
     def _prefill(self, reading: OnReading = unheard) -> Step:
         """As ``Rounds._prefill``, without waiting for the drafter. The first round after the drafter has read the
-        prompt takes its proposal.
+        prompt takes its proposal. An answer that ends before such a round does not let it read.
         """
-        if self._budget.overlaps_prefill:
+        if self._budget.overlaps_prefill and self._depth_room() > 0:
             self._take_off(0)
         return super()._prefill(reading)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.calibration.kinds import TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.calibration.self_check import SelfCheck
-from edgespec.calibration.timing import QUICK, measure_target
+from edgespec.calibration.timing import QUICK, measure_target, sample_text
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.pair.drafter_choice import choose_drafter, find_drafter_of, prepared_drafter
 from edgespec.engine.pair.loaded_pair import LoadedPair
@@ -35,6 +36,7 @@ from edgespec.runtimes.runtime import LoadedModel, Settings
 from edgespec.runtimes.table import runtime_of
 from edgespec.store.locate import Locator
 from edgespec.text.tokenizers.choice import choose_tokenizer
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 WAITING = Loading("waiting for another calibration to finish")
 
@@ -76,7 +78,8 @@ def load_pair(
     machine = describe_machine()
     allowed = _allowed_bytes(profile, machine, limits)
     file = _find_target(profile, locator)
-    open_tokenizer = choose_tokenizer(file.tokenizer_path, file.header)  # before a drafter is fetched for it
+    # Chosen before a drafter is fetched for it.
+    open_tokenizer = cache(choose_tokenizer(file.tokenizer_path, file.header))
     store = Measurements(own_home.measurements, machine.fingerprint, machine.power_source, own_home.create)
     threads = choose_threads(profile, machine, limits.max_threads)
     asked = None if profile.context == "auto" else profile.context
@@ -94,7 +97,7 @@ def load_pair(
     if limits.ledger is not None:
         models = [target.model, *([] if chosen.model is None else [chosen.model])]
         limits.ledger.require(file.name, [each.memory for each in models])
-    measure = _measure(request, store, own_home, tell, calibrate=calibrate)
+    measure = _measure(request, store, own_home, tell, open_tokenizer, calibrate=calibrate)
     pool = ModelPool(
         chosen.prepare,
         target.model,
@@ -198,7 +201,13 @@ def _open_target(
 
 
 def _measure(
-    request: PlanRequest, store: Measurements, own_home: Home, tell: LoadProgress, *, calibrate: bool
+    request: PlanRequest,
+    store: Measurements,
+    own_home: Home,
+    tell: LoadProgress,
+    open_tokenizer: Callable[[], Tokenizer],
+    *,
+    calibrate: bool,
 ) -> Callable[[LoadedModel], WidthProbe] | None:
     """How to measure which widths are bit-equal, if that must be known before the first answer; else None.
 
@@ -219,7 +228,8 @@ def _measure(
             )
         # One pass over the contexts measures widths and times, and both are needed.
         scope = replace(QUICK, complete=complete)
-        steps = measure_target(model, request.context_length, scope)
+        text = [] if model.facts.mixture is None else open_tokenizer().encode(sample_text(), add_bos=True)
+        steps = measure_target(model, request.context_length, scope, text=text)
         neighbours = Neighbours()
         with store.exclusive(own_home.locks, wait=True, waiting=lambda: tell(WAITING)):
             times, probe = follow(steps, f"measuring {model.facts.name}", tell, neighbours)

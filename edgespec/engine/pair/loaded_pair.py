@@ -163,6 +163,7 @@ class LoadedPair:
         self.ranking: Ranking | None = None
         self.plan: Plan = self._plan_by(costs)
         self.policy: DepthPolicy = self._policy_by(costs)
+        self.keeps_learned = True  # whether what answers taught the policy is stored at the end
 
     # ----------------------------------------------------------------------------------------- facts
 
