@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import TOO_LONG, ApiError
 from edgespec.server.faces.face import Columns, Face, Head, Keep, Stretch
 from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
@@ -345,4 +345,5 @@ RESPONSES = Face(
     id_prefix="resp_",
     any_model=True,
     names_items=True,
+    fails_inside=(TOO_LONG,),  # a status of 400 is any wrong request to Codex, which shortens nothing then
 )
