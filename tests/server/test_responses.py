@@ -259,10 +259,9 @@ def test_a_form_of_the_text_is_the_form_of_a_chat() -> None:
     named = read(text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}).form
     assert (named.form.kind, named.field) == ("schema", "text.format.schema")
     assert read(text={"format": {"type": "json_object"}}).form.form.kind == "schema"
-    assert read(text={"format": {"type": "text"}, "verbosity": "medium"}).form is None
+    assert read(text={"format": {"type": "text"}, "verbosity": "low"}).form is None
     assert refused(text={"format": {"type": "json_schema", "name": "x"}}).param == "text.format.schema"
     assert refused(text={"format": {"type": "grammar"}}).param == "format"
-    assert refused(text={"verbosity": "low"}).param == "verbosity"
 
 
 def test_a_form_is_that_of_texts_and_not_of_a_call_that_must_come() -> None:

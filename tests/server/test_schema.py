@@ -132,7 +132,7 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
             "structured_outputs": {"regex": None},
             "guided_choice": [],
         },
-        {"parallel_tool_calls": True, "reasoning_format": "auto", "response_fields": [""], "verbosity": "medium"},
+        {"parallel_tool_calls": True, "reasoning_format": "auto", "response_fields": [""], "verbosity": "low"},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
     ],
 )
@@ -160,7 +160,6 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("truncate_prompt_tokens", 100),
         ("prompt_logprobs", 0),
         ("echo", True),
-        ("verbosity", "low"),
         ("function_call", {"name": "f"}),
         ("web_search_options", {"search_context_size": "low"}),
         ("samplers", ["top_k", "infill"]),
