@@ -211,7 +211,7 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, words: str) -> Non
         ({"messages": HI, "system": 3}, "system"),
         ({"messages": HI, "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"messages": HI, "stop_sequences": "x"}, "stop_sequences"),
-        ({"messages": HI, "max_tokens": 0}, "max_tokens"),
+        ({"messages": HI, "max_tokens": -1}, "max_tokens"),
         ({"messages": HI, "container": "c_1"}, "container"),
         ({"messages": HI, "output_config": {"format": {"type": "json_schema"}}}, "format"),
     ],
