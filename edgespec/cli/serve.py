@@ -107,7 +107,7 @@ def serve(
 
     if models is None:  # before the address is printed
         Locator(store=Store(home())).check(profiles[0].target)
-    keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
+    keys = list(dict.fromkeys([*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]))
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
     access.check_host(host)
     profiles = [_for_owners(each, len(keys)) for each in profiles]

@@ -144,7 +144,7 @@ def test_answers_are_kept_for_guesses_only_if_all_are_of_one_owner(
     profile, home = tmp_path / "keeping.toml", tmp_path / "home"
     profile.write_text("history = true\n", encoding="utf-8")
     names = [f"key-number-{number}" for number in range(keys)]
-    options = [each for name in names for each in ("--api-key", name)]
+    options = [each for name in (*names, names[0]) for each in ("--api-key", name)]
     env = {"EDGESPEC_HOME": str(home)}
     with serving(
         tiny, tmp_path / "log", tiny.target, "--draft", "none", "--profile", profile, *options, env=env
