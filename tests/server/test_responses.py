@@ -112,6 +112,14 @@ def test_calls_and_their_results_are_a_chats() -> None:
     ]
 
 
+def test_an_image_in_an_output_is_left_out_with_a_warning() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:"}
+    found = read(input=[HELLO, call, {"type": "function_call_output", "call_id": "1", "output": [image]}])
+    assert found.messages[-1]["content"] == "[an image was left out: this model reads text]"
+    assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
+
+
 def test_an_earlier_models_call_with_text_is_one_with_an_argument() -> None:
     found = messages(
         HELLO,

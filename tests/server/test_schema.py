@@ -466,6 +466,15 @@ def test_other_messages_are_refused(wrong: Any) -> None:
     assert str(error.param).startswith("messages")
 
 
+def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "a.png"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    calls = [*HI, {**assistant(""), "tool_calls": [call]}]
+    found = read_chat({"messages": [*calls, {"role": "tool", "tool_call_id": "call00001", "content": parts}]})
+    assert found.messages[-1]["content"] == "a.png\n[an image was left out: this model reads text]"
+    assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
+
+
 def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     given = [

@@ -52,8 +52,8 @@ def read_responses(body: Mapping[str, Any]) -> Request:
     repeated = {
         name: as_json(usual if (given := body.get(name)) is None else given) for name, usual in _REPEATED.items()
     }
-    request = request_of(found)
-    return replace(request, namespaces=offered.namespaces, warnings=offered.warnings, repeated=repeated)
+    request = request_of({**found, "warnings": offered.warnings})
+    return replace(request, namespaces=offered.namespaces, repeated=repeated)
 
 
 # ------------------------------------------------------------------------------------------------------------ items
