@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -280,11 +280,11 @@ def open_engine(profile: Profile, state: State, *, calibrate: bool = False) -> E
     return engine
 
 
-def note_context(engine: Engine) -> None:
-    """Say on stderr that the context is shorter than what the profile asks for."""
+def note_context(engine: Engine, say: Callable[[str], None] = partial(note, dim=True)) -> None:
+    """Say that the context is shorter than what the profile asks for."""
     for reason in engine.plan.why:
         if reason.code == "context_chosen" and engine.profile.context != "auto":
-            note(reason.text, dim=True)
+            say(reason.text)
 
 
 def check_thinking(engine: Engine, *, think: bool) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from edgespec.cli.options import AnswerFlags, expanded, note_context, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
-from edgespec.cli.terminal.output import ProgressPrinter, State, note
+from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State, note
 from edgespec.cli.terminal.reading import ReadingLog
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
@@ -106,7 +107,7 @@ def serve(
 
     if models is None:  # before the address is printed
         Locator(store=Store(home())).check(profiles[0].target)
-    keys = [*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]
+    keys = list(dict.fromkeys([*(api_key or []), *os.environ.get(KEY_VARIABLE, "").split()]))
     access = Access(keys=tuple(keys), origins=tuple(allow_origin or ()))
     access.check_host(host)
     profiles = [_for_owners(each, len(keys)) for each in profiles]
@@ -121,7 +122,7 @@ def serve(
     first, *others = [
         Served(
             keeper=ModelKeeper(
-                partial(_load, each, state, stopped, limits),
+                partial(_load, each, state, stopped, limits, log),
                 context_length=MOST_TOKENS if each.context == "auto" else each.context,
                 tell=lambda sentence: log.write(f"{_now()} {sentence}"),
                 shared=shared,
@@ -191,16 +192,23 @@ def _for_owners(profile: Profile, keys: int) -> Profile:
     return replace(profile, prefixes=keys <= 1) if profile.prefixes == "auto" else profile
 
 
-def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits) -> Engine:
+def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits, log: LogWriter) -> Engine:
+    """Load the models. Lines go to the log: stderr may be closed, or full and unread."""
     from edgespec.engine.engine import Engine
 
+    def say(text: str) -> None:
+        log.write(text.translate(HARMLESS))
+
     download = not state.offline and limits.ledger is None  # several models are those of the store
-    with ProgressPrinter(quiet=state.quiet) as progress:
-        engine = Engine.load(
-            profile=profile, limits=limits, download=download, progress=progress, cancelled=stopped.is_set
-        )
-    note(f"{engine.plan.target.model} is loaded", dim=True)
-    note_context(engine)
+    with ExitStack() as failed:  # the end of a bar may fail
+        with ProgressPrinter(quiet=state.quiet, say=say) as progress:
+            engine = Engine.load(
+                profile=profile, limits=limits, download=download, progress=progress, cancelled=stopped.is_set
+            )
+            failed.enter_context(engine)
+        failed.pop_all()
+    say(f"{engine.plan.target.model} is loaded")
+    note_context(engine, say)
     return engine
 
 

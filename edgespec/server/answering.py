@@ -47,7 +47,7 @@ class Answering(Response):
             await Left()(scope, receive, send)
         except (Exception, asyncio.CancelledError) as error:
             failure = as_api_error(error, self._face.asks)
-            if stream is None or not stream.started:
+            if stream is None or not (stream.started or failure.code in self._face.fails_inside):
                 if isinstance(error, asyncio.CancelledError):
                     raise  # a reply may be half sent
                 raise failure from error

@@ -160,7 +160,8 @@ async def decode(
     """
     engine = loaded.engine
     usual = replace(engine.file_sampling, rule=engine.profile.rule)
-    if request.seed is None and not sampling_for(usual, request, 0).greedy:  # a greedy answer has no seed
+    # A greedy answer has no seed. A single one draws its own: the session knows then that no other answer had it.
+    if request.seed is None and request.answers > 1 and not sampling_for(usual, request, 0).greedy:
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
     samplings = [sampling_for(usual, request, index) for index in range(request.answers)]
     async with _session(request, owner, loaded, budget, turn) as held:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import MOST_MESSAGES, Message, listed
+from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, listed
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
@@ -147,16 +148,17 @@ def _of_others(role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: st
 
 def _result(block: Mapping[str, Any], param: str) -> Message:
     content = block.get("content")
-    text = _BETWEEN.join(_texts("" if content is None else content, param))
+    text = _BETWEEN.join(_texts("" if content is None else content, param, instead=LEFT_OUT))
     error = _IS_ERROR if block.get("is_error") else ""
     return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
 
 
-def _texts(given: object, param: str) -> list[str]:
-    """The texts of a content of texts alone."""
+def _texts(given: object, param: str, instead: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """The texts of a content of texts alone. ``instead``: those of other blocks, by their type."""
     if isinstance(given, str):
         return [given]
-    return [_text(*_block(each, param), param) for each in _listed(given, param)]
+    blocks = [_block(each, param) for each in _listed(given, param)]
+    return [instead.get(kind) or _text(kind, block, param) for kind, block in blocks]
 
 
 def _text(kind: str, block: Mapping[str, Any], param: str) -> str:

@@ -34,6 +34,9 @@ _UNAVAILABLE = (
     WorkerLostError,
 )
 
+# The code for a prompt that is longer than the context, at which clients shorten it.
+TOO_LONG = "context_length_exceeded"
+
 # Seconds after which a client should ask again if the server cannot say better.
 RETRY_S = 2
 
@@ -114,8 +117,7 @@ def api_error(error: EdgespecError, param: str | None = None) -> ApiError:
     """The answer to a request that failed with ``error``; ``param`` is the field with the prompt."""
     message = sentence(error)
     if isinstance(error, PromptTooLongError):
-        code = "context_length_exceeded"
-        return ApiError(f"{code}: {message}", param=param, code=code)  # clients look for it in the message
+        return ApiError(f"{TOO_LONG}: {message}", param=param, code=TOO_LONG)  # clients look for it in the message
     if isinstance(error, InvalidRequestError):
         return ApiError(message, param=error.param)
     if isinstance(error, ConstraintError):

@@ -23,6 +23,18 @@ MOST_MESSAGES = 10_000
 # The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
+# In a tool's result the parts that are not text, and what the model reads in their place: a refusal would end the
+# conversation of an agent, which sends its results again and again.
+LEFT_OUT = {
+    kind: f"[{what} was left out: this model reads text]"
+    for what, kinds in (
+        ("an image", ("image", "image_url", "input_image")),
+        ("a document", ("document",)),
+        ("a file", ("file", "input_file")),
+    )
+    for kind in kinds
+}
+
 
 def _part(text: str) -> dict[str, Any]:
     """The schema of the parts whose text has the name ``text``."""
@@ -142,6 +154,9 @@ def read_content(given: Any, role: object, param: str) -> str:
         if not isinstance(part, Mapping):
             raise ApiError(f"a part of {param} must be an object with a type", param=param)
         kind = part.get("type")
+        if role == "tool" and isinstance(kind, str) and kind in LEFT_OUT:
+            texts.append(LEFT_OUT[kind])
+            continue
         if not isinstance(kind, str) or kind not in _PARTS:
             raise unsupported(param, f"a part of the type {str(kind)[:32]!r} ({param})")
         text = part.get(_PARTS[kind])

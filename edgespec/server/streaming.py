@@ -155,7 +155,7 @@ class EventStream:
         await self._close()
 
     async def fail(self, error: ApiError) -> None:
-        """End a stream that has started with an error."""
+        """End the stream with an error, also one that has not started."""
         await self._write(self._events.fail(error))
         await self._close()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +22,11 @@ import httpx
 import pytest
 
 from edgespec.cli.options import resolve_profile
-from edgespec.cli.serve import _for_owners, _names, page_address, texts_of
+from edgespec.cli.serve import _for_owners, _load, _names, page_address, texts_of
+from edgespec.cli.terminal.log_writer import LogWriter
+from edgespec.cli.terminal.output import ProgressPrinter, State
+from edgespec.engine.engine import Engine
+from edgespec.engine.pair.load import Limits
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
 from edgespec.server.schema import Request
@@ -137,7 +144,7 @@ def test_answers_are_kept_for_guesses_only_if_all_are_of_one_owner(
     profile, home = tmp_path / "keeping.toml", tmp_path / "home"
     profile.write_text("history = true\n", encoding="utf-8")
     names = [f"key-number-{number}" for number in range(keys)]
-    options = [each for name in names for each in ("--api-key", name)]
+    options = [each for name in (*names, names[0]) for each in ("--api-key", name)]
     env = {"EDGESPEC_HOME": str(home)}
     with serving(
         tiny, tmp_path / "log", tiny.target, "--draft", "none", "--profile", profile, *options, env=env
@@ -171,6 +178,34 @@ def test_a_model_that_does_not_load_ends_the_server(tiny: TinyModels, tmp_path: 
         assert program.process.wait(WAIT_S) == 1
         assert "Traceback" not in program.err
         assert "broken.gguf" in program.err.splitlines()[-1] + program.err.splitlines()[-2]
+
+
+class Unwritable(io.StringIO):
+    """A stderr whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_model_loads_while_stderr_is_closed(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, lines = LogWriter(), list[str]()
+    monkeypatch.setattr(log, "write", lines.append)
+    monkeypatch.setattr(sys, "stderr", Unwritable())
+    profile = resolve_profile(None, target=str(tiny.target), draft="none", context=128)
+    with _load(profile, State(), threading.Event(), Limits(), log):
+        assert lines[0].startswith("loading")
+        assert lines[-1] == "target is loaded"
+
+
+def test_a_model_is_freed_if_the_end_of_its_bar_fails(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile, closed = resolve_profile(None, target=str(tiny.target), draft="none", context=128), list[Engine]()
+    with monkeypatch.context() as changed:
+        changed.setattr(Engine, "close", lambda engine: closed.append(engine))
+        changed.setattr(ProgressPrinter, "__exit__", lambda *_raised: Unwritable().write("the end"))
+        with pytest.raises(BrokenPipeError):
+            _load(profile, State(less=True), threading.Event(), Limits(), LogWriter())
+    (engine,) = closed
+    engine.close()
 
 
 @pytest.mark.slow

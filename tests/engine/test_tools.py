@@ -275,7 +275,7 @@ def nested(depth: int) -> Any:
     ("tools", "choice", "said"),
     [
         ("weather", None, "tools must be a list, not str"),
-        ([tool()] * (MOST_TOOLS + 1), None, "there are 129 tools"),
+        ([tool()] * (MOST_TOOLS + 1), None, f"there are {MOST_TOOLS + 1} tools"),
         ([tool(), tool()], None, "two tools are called weather"),
         (["weather"], None, "tool 0 is not a function"),
         ([{"type": "retrieval", "function": {"name": "x"}}], None, "tool 0 is not a function"),

@@ -96,6 +96,11 @@ def test_a_forced_call_is_one_that_the_model_writes(client: anthropic.Anthropic,
     assert (use.name, use.input["city"] in ("Oslo", "Rome"), reply.stop_reason) == ("weather", True, "tool_use")
 
 
+def test_a_prompt_is_read_for_later_requests(client: anthropic.Anthropic) -> None:
+    reply = client.messages.create(model="x", max_tokens=0, messages=[{"role": "user", "content": "for later"}])
+    assert (reply.content, reply.stop_reason, reply.usage.output_tokens) == ([], "max_tokens", 0)
+
+
 def test_a_stop_text_is_named(client: anthropic.Anthropic, server: Running) -> None:
     whole = server.chat("hello", max_tokens=16, temperature=0).json()["choices"][0]["message"]["content"]
     stop = whole[len(whole) // 2 :][:3]

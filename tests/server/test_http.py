@@ -10,12 +10,16 @@ import httpx
 import pytest
 
 from edgespec.decoding.sampling import Sampling
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.errors import EdgespecError
-from edgespec.server import streaming
+from edgespec.server import answers, streaming
 from edgespec.server.errors import ApiError
+from edgespec.server.pool import Kept
+from edgespec.server.schema import Request
 from edgespec.server.security import Access
+from edgespec.text.request_budget import RequestBudget
 from tests.engine.answers import plain_text
 from tests.support.http_server import WAIT_S, HeldLoad, Running, running
 from tests.support.tiny_models import TinyModels, answer
@@ -138,6 +142,22 @@ def test_a_drawn_seed_is_returned_and_repeats_the_answer(server: Running) -> Non
     second = server.chat("hello", max_tokens=12, temperature=1.0, seed=several["seed"] + 1).json()
     assert text_of(second) == several["choices"][1]["message"]["content"], "further seeds count up from the drawn one"
     assert first["system_fingerprint"] == again["system_fingerprint"]
+
+
+def test_a_single_answer_draws_a_seed_that_no_other_answer_had(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, begin = list[int | None](), answers._generation
+
+    def beginning(request: Request, kept: Kept, sampling: Sampling, budget: RequestBudget) -> Generation:
+        asked.append(sampling.seed)
+        return begin(request, kept, sampling, budget)
+
+    monkeypatch.setattr(answers, "_generation", beginning)
+    drawn = server.chat("hello", max_tokens=2, temperature=1.0).json()
+    assert drawn["seed"] is not None
+    server.chat("hello", max_tokens=2, temperature=1.0, seed=3)
+    assert asked == [None, 3]
 
 
 def test_several_answers_have_further_seeds(server: Running) -> None:

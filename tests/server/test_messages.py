@@ -129,6 +129,14 @@ def test_a_result_is_text(block: dict[str, Any], content: str) -> None:
     assert said(user("x"), assistant([USE]), user([block]))[-1]["content"] == content
 
 
+def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
+    block = result([text("a.png:"), IMAGE, {"type": "document", "source": {}}])
+    found = MESSAGES.read({"messages": [user("x"), assistant([USE]), user([block])]})
+    said = ["an image was left out: this model reads text", "a document was left out: this model reads text"]
+    assert found.messages[-1]["content"] == "\n\n".join(["a.png:", *(f"[{each}]" for each in said)])
+    assert found.warnings == tuple(f"in a tool's result: {each}" for each in said)
+
+
 def test_the_order_of_an_assistants_blocks_is_kept() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -179,7 +187,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
     [
         (user([IMAGE]), "'image'"),
         (user([{"type": "document", "source": {"type": "text", "data": "x"}}]), "'document'"),
-        (user([result([IMAGE])]), "'image'"),
+        (user([result([{"type": "search_result", "title": "T", "source": "S", "content": [IMAGE]}])]), "'image'"),
         (user([{"type": "novelty"}]), "'novelty'"),
         (assistant([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
         (user([{"type": "text"}]), "no text"),
@@ -211,7 +219,7 @@ def test_a_message_that_cannot_be_read_is_named(message: Any, words: str) -> Non
         ({"messages": HI, "system": 3}, "system"),
         ({"messages": HI, "tool_choice": {"type": "some"}}, "tool_choice"),
         ({"messages": HI, "stop_sequences": "x"}, "stop_sequences"),
-        ({"messages": HI, "max_tokens": 0}, "max_tokens"),
+        ({"messages": HI, "max_tokens": -1}, "max_tokens"),
         ({"messages": HI, "container": "c_1"}, "container"),
         ({"messages": HI, "output_config": {"format": {"type": "json_schema"}}}, "format"),
     ],

@@ -117,8 +117,8 @@ def test_every_option_is_read() -> None:
     assert CHAT.read({"messages": HI, "top_logprobs": 2}).logprobs is None, "Ollama obeys it with logprobs only"
 
 
-@pytest.mark.parametrize("given", [-1, -2])
-def test_a_negative_number_of_tokens_is_the_rest_of_the_context(given: int) -> None:
+@pytest.mark.parametrize("given", [0, -1, -2, -7])
+def test_no_number_of_tokens_is_the_rest_of_the_context(given: int) -> None:
     assert CHAT.read({"messages": HI, "options": {"num_predict": given}}).max_tokens is None
 
 

@@ -112,6 +112,14 @@ def test_calls_and_their_results_are_a_chats() -> None:
     ]
 
 
+def test_an_image_in_an_output_is_left_out_with_a_warning() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+    image = {"type": "input_image", "image_url": "data:"}
+    found = read(input=[HELLO, call, {"type": "function_call_output", "call_id": "1", "output": [image]}])
+    assert found.messages[-1]["content"] == "[an image was left out: this model reads text]"
+    assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
+
+
 def test_an_earlier_models_call_with_text_is_one_with_an_argument() -> None:
     found = messages(
         HELLO,
@@ -259,10 +267,9 @@ def test_a_form_of_the_text_is_the_form_of_a_chat() -> None:
     named = read(text={"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}).form
     assert (named.form.kind, named.field) == ("schema", "text.format.schema")
     assert read(text={"format": {"type": "json_object"}}).form.form.kind == "schema"
-    assert read(text={"format": {"type": "text"}, "verbosity": "medium"}).form is None
+    assert read(text={"format": {"type": "text"}, "verbosity": "low"}).form is None
     assert refused(text={"format": {"type": "json_schema", "name": "x"}}).param == "text.format.schema"
     assert refused(text={"format": {"type": "grammar"}}).param == "format"
-    assert refused(text={"verbosity": "low"}).param == "verbosity"
 
 
 def test_a_form_is_that_of_texts_and_not_of_a_call_that_must_come() -> None:

@@ -132,7 +132,7 @@ def test_minus_one_means_a_random_seed_and_no_limit() -> None:
             "structured_outputs": {"regex": None},
             "guided_choice": [],
         },
-        {"parallel_tool_calls": True, "reasoning_format": "auto", "response_fields": [""], "verbosity": "medium"},
+        {"parallel_tool_calls": True, "reasoning_format": "auto", "response_fields": [""], "verbosity": "low"},
         dict.fromkeys(("temperature", "stop", "n", "seed", "stream", "stream_options", "max_tokens", "model")),
     ],
 )
@@ -160,7 +160,6 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("truncate_prompt_tokens", 100),
         ("prompt_logprobs", 0),
         ("echo", True),
-        ("verbosity", "low"),
         ("function_call", {"name": "f"}),
         ("web_search_options", {"search_context_size": "low"}),
         ("samplers", ["top_k", "infill"]),
@@ -465,6 +464,15 @@ def test_other_messages_are_refused(wrong: Any) -> None:
     error = refused(read_messages, wrong)
     assert error.status == 400
     assert str(error.param).startswith("messages")
+
+
+def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
+    call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "a.png"}, {"type": "image_url", "image_url": {"url": "data:"}}]
+    calls = [*HI, {**assistant(""), "tool_calls": [call]}]
+    found = read_chat({"messages": [*calls, {"role": "tool", "tool_call_id": "call00001", "content": parts}]})
+    assert found.messages[-1]["content"] == "a.png\n[an image was left out: this model reads text]"
+    assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
 
 
 def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:

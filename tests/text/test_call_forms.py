@@ -248,6 +248,10 @@ def test_without_a_call_the_answer_may_be_json_of_a_schema() -> None:
     assert is_whole(marked, '<|b|>"done"')
     assert is_whole(marked, SAMPLES["harmony"][1])
     assert not is_whole(marked, '"done"')
+    strict = tool("f", {"code": {"type": "string", "pattern": "^[A-Z]{3}$"}}, strict=True)
+    for format in (HERMES, QWEN_XML, LFM2):
+        form = call_form(use(format, (strict,)), ["f"], several=True, otherwise=other)
+        assert is_whole(form, '"done"'), "no tool is strict that need not be called"
     with pytest.raises(InvalidRequestError, match="may call tools cannot be bound to a regex"):
         call_form(use(HERMES), ["weather"], several=True, otherwise=Form(kind="regex", text="a"))
 
@@ -466,12 +470,63 @@ def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_sc
         assert isinstance(own.get("on", None), bool | None)
 
 
-def test_strict_tools_are_refused_where_arguments_are_not_json() -> None:
-    own = tool("f", PARAMETERS, strict=True)
-    with pytest.raises(InvalidRequestError, match="cannot keep a strict tool") as raised:
-        call_form(use(LFM2, (own,)), ["f"], several=False)
+NULL = {"type": "null"}
+ROMANS = {"type": "string", "pattern": "^[IVX]+$"}
+
+
+@pytest.mark.parametrize(
+    ("properties", "said"),
+    [
+        (PARAMETERS, ""),
+        ({"a": {"anyOf": [{"type": "string"}, NULL], "default": None, "title": "A"}, "b": True}, ""),
+        ({"a": {"type": ["string", "null"], "enum": ["x", None]}, "b": {"const": 3, "type": "integer"}}, ""),
+        ({"a": ROMANS}, "pattern of 'a'"),
+        ({"a": {"type": "string", "maxLength": 3}}, "maxLength of 'a'"),
+        ({"a": {"anyOf": [NULL, ROMANS]}}, "pattern of 'a'"),
+        ({"a": {"type": "array", "items": {"type": "string"}}}, "items of 'a'"),
+        ({"a": {"type": "object", "properties": {}}}, "properties of 'a'"),
+        ({"a": {"enum": [[1]]}}, "enum of 'a'"),
+        ({"a": {"anyOf": [{"type": "integer"}, NULL]}}, "integer of 'a'"),
+        ({"a": {"type": ["number", "null"], "minimum": 3}}, "minimum of 'a'"),
+        ({"a": {"$ref": "#/$defs/a"}}, "[$]ref of 'a'"),
+        ({"a": {"type": "date"}}, "type of 'a'"),
+        ({"a": False}, "false of 'a'"),
+        ({"a": {"type": 5}}, "type of 'a'"),
+        ({"a": {"enum": 5}}, "enum of 'a'"),
+        ({"a": {"anyOf": 5}}, "false of 'a'"),
+    ],
+)
+def test_strict_arguments_that_are_not_json_are_refused_if_they_cannot_be_kept(
+    properties: dict[str, Any], said: str
+) -> None:
+    asked = use(LFM2, (tool("f", properties, strict=True), tool("g", {})))
+    call_form(asked, ["g"], several=False)
+    if not said:
+        call_form(asked, ["f"], several=False)
+        return
+    with pytest.raises(InvalidRequestError, match=f"cannot keep {said} in a strict tool") as raised:
+        call_form(asked, ["f"], several=False)
     assert raised.value.param == "tools"
-    assert is_whole(begun_form(use(LFM2, (own,))), "<|tool_call_start|>[f(a='x')]<|tool_call_end|>")
+    assert begun_form(asked).kind == "call"
+
+
+def test_strict_parameters_that_are_not_json_are_refused_if_they_are_more_than_listed() -> None:
+    for more, said in (
+        ({"minProperties": 1}, "minProperties"),
+        ({"required": ["b"]}, "required"),
+        ({"required": [[]]}, "required"),
+    ):
+        own = tool("f", {"a": {}}, strict=True)
+        own["function"]["parameters"] |= more
+        with pytest.raises(InvalidRequestError, match=f"cannot keep {said} in a strict tool"):
+            call_form(use(GEMMA, (own,)), ["f"], several=False)
+
+
+def test_a_number_that_is_not_json_is_a_number() -> None:
+    own = tool("f", {"a": {"anyOf": [{"type": "integer"}, {"type": "number"}]}}, "a")
+    form = call_form(use(LFM2, (own,)), ["f"], several=False)
+    assert is_whole(form, "<|tool_call_start|>[f(a=2.5)]<|tool_call_end|>")
+    assert not is_whole(form, '<|tool_call_start|>[f(a="x")]<|tool_call_end|>')
 
 
 def test_marks_of_texts_may_be_control_tokens() -> None:

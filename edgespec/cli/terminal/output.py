@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TextIO, TypeVar
@@ -46,7 +46,7 @@ MOST_INPUT_BYTES = 16_000_000
 _PATIENCE_S = 3.0
 
 # Messages hold texts of files and models: what a terminal would execute is shown as in errors. Lines stay lines.
-_HARMLESS = {code: shown for code, shown in ESCAPES.items() if chr(code) not in "\n\t"}
+HARMLESS = {code: shown for code, shown in ESCAPES.items() if chr(code) not in "\n\t"}
 
 _OBEY_CODES = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, of a console's mode
 
@@ -179,7 +179,7 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
 
     Continuation lines are indented by ``hang`` columns if there is room, else by two more than the first line.
     """
-    message, columns = message.translate(_HARMLESS), stderr_columns()
+    message, columns = message.translate(HARMLESS), stderr_columns()
     if columns is not None:
         message = "\n".join(_wrapped(line, columns, hang) for line in message.split("\n"))
     if dim and stderr_is_rich():
@@ -189,7 +189,7 @@ def note(message: str, *, dim: bool = False, hang: int | None = None) -> None:
 
 def show(line: str) -> None:
     """Print a line on stdout, wrapped between words on a terminal."""
-    line = line.translate(_HARMLESS)
+    line = line.translate(HARMLESS)
     print(_wrapped(line, shutil.get_terminal_size().columns, None) if sys.stdout.isatty() else line)
 
 
@@ -281,12 +281,14 @@ class ProgressPrinter:
         loading: bool = True,
         names_mirrors: bool = False,
         interrupts: Interrupts | None = None,
+        say: Callable[[str], None] = note,
     ) -> None:
         """``quiet`` shows nothing; without ``loading`` only downloads are shown. ``names_mirrors`` names
-        the packages that mirrors are in.
+        the packages that mirrors are in. ``say`` prints a line.
         """
         self._quiet, self._loading, self._names_mirrors = quiet, loading, names_mirrors
         self._interrupts = interrupts or Interrupts()
+        self._say = say
         self._bar: Any = None
         self._task: Any = None
         self._label = ""
@@ -303,7 +305,7 @@ class ProgressPrinter:
             return
         if event.note is not None:
             self._finish()
-            note(f"{event.source}: {event.note}")
+            self._say(f"{event.source}: {event.note}")
             return
         fraction = event.done_bytes / event.total_bytes if event.total_bytes else None
         mirror = "==" in event.source and not self._names_mirrors
@@ -320,7 +322,7 @@ class ProgressPrinter:
         return follow(steps, label, self)
 
     def _show(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:
-        label = label.translate(_HARMLESS)
+        label = label.translate(HARMLESS)
         if stderr_is_rich():
             self._show_bar(label, fraction, done, total)
             return
@@ -328,7 +330,7 @@ class ProgressPrinter:
         if label != self._label or now - self._last_line_at >= _PLAIN_INTERVAL_S:
             amount = "" if done is None or not total else f" {done / 1e6:.0f} of {megabytes(total)}"
             percent = "" if fraction is None or amount else f" {100 * fraction:.0f} %"
-            note(f"{label}{amount}{percent}")
+            self._say(f"{label}{amount}{percent}")
             self._label, self._last_line_at = label, now
 
     def _show_bar(self, label: str, fraction: float | None, done: int | None, total: int | None) -> None:

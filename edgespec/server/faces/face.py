@@ -118,7 +118,8 @@ class Face:
     served: agents have fixed names for models. ``without_answer`` is the reply to a request that only loads or frees
     the model, from the request, the served name, the time in seconds since 1970 and what was done; None if the API
     has no such requests. With ``fills_in`` a request may have a hole, and a newer request of its client may replace
-    it. With ``names_items`` a request may name items of earlier answers.
+    it. With ``names_items`` a request may name items of earlier answers. An error with one of the codes
+    ``fails_inside`` ends a streamed reply that has not begun, with status 200, in place of an error's own status.
     """
 
     name: str
@@ -139,3 +140,4 @@ class Face:
     any_model: bool = False
     fills_in: bool = False
     names_items: bool = False
+    fails_inside: tuple[str, ...] = ()

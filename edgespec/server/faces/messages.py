@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.blocks import is_function, read_tools
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import TOO_LONG, ApiError
 from edgespec.server.faces.face import Face, Head, Stretch
 from edgespec.server.fields.table import read_fields
 from edgespec.server.messages import conversation_of
@@ -28,7 +28,6 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-_TOO_LONG = "context_length_exceeded"
 
 
 def read_messages(body: Mapping[str, Any]) -> Request:
@@ -187,7 +186,7 @@ def error_json(error: ApiError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     usual = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     # Agents look for these words, and shorten the conversation.
-    message = error.message.replace(_TOO_LONG, "prompt is too long", 1) if error.code == _TOO_LONG else error.message
+    message = error.message.replace(TOO_LONG, "prompt is too long", 1) if error.code == TOO_LONG else error.message
     return {"type": "error", "error": {"type": _TYPES.get(HTTPStatus(error.status), usual), "message": message}}
 
 

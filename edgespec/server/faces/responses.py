@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
-from edgespec.server.errors import ApiError
+from edgespec.server.errors import TOO_LONG, ApiError
 from edgespec.server.faces.face import Columns, Face, Head, Keep, Stretch
 from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
@@ -52,8 +52,8 @@ def read_responses(body: Mapping[str, Any]) -> Request:
     repeated = {
         name: as_json(usual if (given := body.get(name)) is None else given) for name, usual in _REPEATED.items()
     }
-    request = request_of(found)
-    return replace(request, namespaces=offered.namespaces, warnings=offered.warnings, repeated=repeated)
+    request = request_of({**found, "warnings": offered.warnings})
+    return replace(request, namespaces=offered.namespaces, repeated=repeated)
 
 
 # ------------------------------------------------------------------------------------------------------------ items
@@ -345,4 +345,5 @@ RESPONSES = Face(
     id_prefix="resp_",
     any_model=True,
     names_items=True,
+    fails_inside=(TOO_LONG,),  # a status of 400 is any wrong request to Codex, which shortens nothing then
 )

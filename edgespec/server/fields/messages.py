@@ -7,7 +7,6 @@ from functools import partial
 from edgespec.server.blocks import MESSAGES, read_blocks, read_system, read_tool_choice
 from edgespec.server.fields.field import (
     FLAG,
-    LENGTH,
     MOST_STOPS,
     MOST_WHOLE,
     OBJECTS,
@@ -20,6 +19,7 @@ from edgespec.server.fields.field import (
     read_stops,
     refused,
     temperature,
+    whole,
 )
 from edgespec.server.forms import OUTPUT_FORMAT, output_format
 from edgespec.server.json_schema import Schema
@@ -54,11 +54,10 @@ _OBEYED = (
     Field("system", _SYSTEM, "the system text, as text or as blocks", API, read_system),
     Field(
         "max_tokens",
-        {**LENGTH, "maximum": MOST_WHOLE},
-        "the most tokens of an answer; without it, the rest of the context",
+        whole(0, MOST_WHOLE),
+        "the most tokens of an answer; 0 reads the prompt alone; without it, the rest of the context",
         API,
         int,
-        shown=LENGTH,
     ),
     temperature(apis=API),
     drawing("top_p", apis=API),

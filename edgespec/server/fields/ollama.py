@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.server.fields import openai
-from edgespec.server.fields.field import FLAG, TEXT, Field, Treatment, ignored, refused
+from edgespec.server.fields.field import FLAG, MOST_WHOLE, TEXT, Field, Treatment, ignored, refused, whole
 from edgespec.server.keep_alive import KEEP_ALIVE, kept_alive_s
 from edgespec.server.messages import OLLAMA_MESSAGES, read_ollama_messages
 
@@ -33,9 +33,14 @@ def _options(treatment: Treatment) -> list[Field]:
 
 
 def _num_predict() -> Field:
-    """Ollama has -2 too: as many as the context has room for."""
-    field = _as_openai("options.num_predict")
-    return replace(field, schema={"anyOf": [{"const": -2}, field.schema]}, own=lambda given: max(int(given), -1))
+    """Ollama obeys numbers above 0 alone."""
+    return replace(
+        _as_openai("options.num_predict"),
+        schema=whole(-MOST_WHOLE, MOST_WHOLE),
+        meaning="the most tokens of an answer; without it, or below 1, the rest of the context",
+        own=lambda given: int(given) if given > 0 else -1,
+        shown=True,
+    )
 
 
 _OBEYED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from edgespec.text.plain import mended, plain
 
 Message = dict[str, Any]
 
-# OpenAI's limit of functions.
-MOST_TOOLS = 128
+# OpenAI allows 128; agents with many MCP servers offer more.
+MOST_TOOLS = 1024
 # MCP's names may have dots, too.
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MOST_NAME}}}")
 # What may be half of a surrogate pair in JSON.
@@ -73,9 +74,8 @@ def _listed(tools: object) -> tuple[Message, ...]:
     if len(tools) > MOST_TOOLS:
         raise InvalidRequestError(f"there are {len(tools)} tools", hint=f"allowed: at most {MOST_TOOLS}")
     own = [_tool(number, tool) for number, tool in enumerate(copied(list(tools), "a tool"))]
-    names = [tool["function"]["name"] for tool in own]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(tool["function"]["name"] for tool in own).items():
+        if times > 1:
             raise InvalidRequestError(f"two tools are called {name}")
     return tuple(own)
 

@@ -16,7 +16,7 @@ from edgespec.text.conversation.call_formats import CallFormat, Mark
 from edgespec.text.conversation.literals import JSON, PYTHON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
-from edgespec.text.grammar.literal_calls import LiteralArguments, other_names
+from edgespec.text.grammar.literal_calls import LiteralArguments, not_kept, other_names
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -41,11 +41,9 @@ def call_form(
     """The form of an answer that is a call of one of the tools ``names``, with ``several`` one call or more.
 
     ``otherwise``: what the answer may be without a call, behind one of the ``marks`` if there are any. Raises
-    InvalidRequestError for any other ``otherwise`` than a schema, for strict tools whose arguments are not JSON, and
-    for too large schemas.
+    InvalidRequestError for any other ``otherwise`` than a schema, for strict tools that cannot be kept, and for too
+    large schemas. No tool is strict where there is an ``otherwise``: it need not be called.
     """
-    if use.format.syntax != JSON and any(tool["function"].get("strict") is True for tool in use.tools):
-        raise InvalidRequestError(f"the calls of {use.format.models} cannot keep a strict tool", param="tools")
     if otherwise is not None and otherwise.kind != "schema":
         raise InvalidRequestError(
             f"an answer that may call tools cannot be bound to a {otherwise.kind}",
@@ -53,7 +51,7 @@ def call_form(
             param=otherwise.kind,
         )
     calls = "call (blanks call)*" if several and not use.format.unmarked else "call"
-    own = _Calls(use, names)
+    own = _Calls(use, names, may_be_strict=otherwise is None)
     rules = [f"start: {calls}", f"blanks: {_BLANKS}", *own.rules()]
     if otherwise is not None:
         rules[0] += f" | {own.one_of(marks)} other"
@@ -78,7 +76,7 @@ def begun_form(use: ToolUse, *, bare: bool = False) -> Form:
     Any text may follow the call. ``bare``: a call without marks, as ``bare_beginning`` finds it. Blanks
     are free, and no tool is strict. Raises InvalidRequestError for too large schemas.
     """
-    rules = _BegunCalls(use, [tool["function"]["name"] for tool in use.tools])
+    rules = _BegunCalls(use, [tool["function"]["name"] for tool in use.tools], may_be_strict=False)
     begun = rules.bare() if bare else rules.marked()
     return _call_of(["start: begun /(?s:.+)/?", f"blanks: {_BLANKS}", *begun, *rules.functions()])
 
@@ -100,10 +98,10 @@ class _Calls:
     """The rules of a grammar for the calls of some tools."""
 
     spacing: Spacing = "line"
-    may_be_strict = True
     ordered = True  # the schema's order of arguments
 
-    def __init__(self, use: ToolUse, names: Sequence[str]) -> None:
+    def __init__(self, use: ToolUse, names: Sequence[str], *, may_be_strict: bool) -> None:
+        self._may_be_strict = may_be_strict
         self._format: CallFormat = use.format
         self._controls = {name.decode(): token for token, name in use.marks.items()}
         longest_first = sorted(self._controls, key=len, reverse=True)
@@ -128,7 +126,7 @@ class _Calls:
             yield from self._texts()
         for number, function in enumerate(self._functions):
             schema = function["parameters"]
-            lenient = not (self.may_be_strict and function.get("strict") is True)
+            lenient = not self._is_strict(function)
             if form.parameters:
                 yield from self._values(number, schema, lenient=lenient)
             else:
@@ -148,10 +146,22 @@ class _Calls:
         for number, function in enumerate(self._functions):
             name, heads = function["name"], self._format.heads
             schema = function["parameters"]
+            if self._is_strict(function) and (found := not_kept(schema)) is not None:
+                raise self._not_kept(found)
             yield from literals.rules(f"properties{number}", schema, self._listed(schema))
             yield f'arguments{number}: "{{" properties{number} "}}"'
             written = [self._call(head, name, f"arguments{number}") for head in heads]
             yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
+
+    def _is_strict(self, function: Mapping[str, Any]) -> bool:
+        return self._may_be_strict and function.get("strict") is True
+
+    def _not_kept(self, what: str) -> InvalidRequestError:
+        return InvalidRequestError(
+            f"the calls of {self._format.models} cannot keep {what} in a strict tool",
+            hint="leave strict out",
+            param="tools",
+        )
 
     def _call(self, call: str, name: str, arguments: str) -> str:
         if self._format.heads:
@@ -316,11 +326,7 @@ class _Calls:
         if bound is None and may is not None and may.members and "string" not in may.types:
             bound = "enum"  # beside other types
         if bound is not None:
-            raise InvalidRequestError(
-                f"the calls of {self._format.models} cannot keep {bound} of {key!r:.60} in a strict tool",
-                hint="leave strict out",
-                param="tools",
-            )
+            raise self._not_kept(f"{bound} of {key!r:.60}")
 
     # ------------------------------------------------------------------------------------------------------ marks
 
@@ -348,7 +354,6 @@ class _BegunCalls(_Calls):
     """The rules of calls that a model begins by itself: blanks are free, and a block may hold several calls."""
 
     spacing: Spacing = "free"
-    may_be_strict = False
     ordered = False
 
     def marked(self) -> Iterator[str]:

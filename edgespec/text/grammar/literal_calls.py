@@ -10,17 +10,57 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from edgespec.text.conversation.argument_values import Allowed, Listed, allowed
+from edgespec.text.conversation.argument_values import Allowed, Listed, allowed, json_type
 from edgespec.text.conversation.literals import PYTHON, Syntax
 from edgespec.text.grammar.form import lark_text
 
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "type")
+_RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+# Keywords that allow and refuse nothing.
+_ABOUT = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+_OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions")
 
 
 def other_names(known: Iterable[str]) -> str:
     """A terminal of Lark for the names of parameters that are not the ``known`` ones."""
     named = " | ".join(map(lark_text, known))
     return "/[A-Za-z_][A-Za-z0-9_.:-]{0,63}/" + (f" & ~({named})" if named else "")
+
+
+def not_kept(schema: Mapping[str, Any]) -> str | None:
+    """A keyword in a tool's parameters that ``LiteralArguments`` may not keep, and whose it is; None without one."""
+    properties = schema.get("properties", {})
+    if found := next((word for word in schema if word not in (*_ABOUT, *_OF_OBJECT)), None):
+        return found[:40]
+    if not all(isinstance(each, str) and each in properties for each in _listed(schema, "required")):
+        return "required"
+    found_in = ((_not_kept(own, alone=True), key) for key, own in properties.items())
+    return next((f"{found} of {key!r:.60}" for found, key in found_in if found), None)
+
+
+def _not_kept(own: Any, *, alone: bool) -> str | None:
+    """As ``not_kept``, of one parameter; not ``alone``: of one of the schemas that it may have."""
+    if not isinstance(own, Mapping):
+        return None if own is True else "false"
+    known = ("type", "enum", "const", "anyOf", *_RANGES, *_ABOUT)
+    if found := next((word for word in own if word not in known), None):
+        return f"{found:.40}"
+    types = [json_type(each) if isinstance(each, str) else None for each in _listed(own, "type")]
+    if None in types:
+        return "type"
+    members = [*_listed(own, "enum"), *([own["const"]] if "const" in own else [])]
+    if any(isinstance(each, list | dict) for each in members) or not isinstance(own.get("enum", []), list):
+        return "enum"
+    if not alone or len(types) != 1 or members or "anyOf" in own:
+        if found := next((word for word in _RANGES if word in own), None):
+            return found
+        if "integer" in types and not members:
+            return "integer"
+    return next(filter(None, (_not_kept(each, alone=False) for each in _listed(own, "anyOf"))), None)
+
+
+def _listed(schema: Mapping[str, Any], word: str) -> list[Any]:
+    found = schema.get(word, [])
+    return found if isinstance(found, list) else [found]
 
 
 class LiteralArguments:
@@ -98,7 +138,8 @@ class LiteralArguments:
         found = [self._literal(json.loads(each)) for each in sorted(may.members)]
         for kind in sorted(may.types):
             if kind == "number" and len(may.types) == 1 and isinstance(own, dict) and "$ref" not in own:
-                found.append("%json " + json.dumps({key: own[key] for key in _NUMBERS if key in own}))
+                bounds = {word: own[word] for word in ("type", *_RANGES) if word in own}
+                found.append("%json " + json.dumps({"type": "number", **bounds}))
             else:
                 found.append(self._type(kind))
         return " | ".join(found) or "literal_value"
