@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ModelFileError
+from edgespec.files.atomic import CHUNK_BYTES
 from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, cannot_map, parse_object, read_regular_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -73,6 +74,22 @@ class SafeTensor:
             return np.memmap(self.path, dtype=kind, mode="r", offset=self.offset, shape=self.shape)
         except (OSError, ValueError) as error:  # ValueError: the file became shorter
             raise cannot_map(self.path, error) from error
+
+    def is_copy_of(self, other: SafeTensor) -> bool:
+        """Whether both have the same type, shape and bytes. Raises ModelFileError if a file can no longer be read."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        try:
+            with self.path.open("rb") as one, other.path.open("rb") as another:
+                one.seek(self.offset)
+                another.seek(other.offset)
+                for done in range(0, self.byte_count, CHUNK_BYTES):
+                    count = min(CHUNK_BYTES, self.byte_count - done)
+                    if one.read(count) != another.read(count):
+                        return False
+        except OSError as error:
+            raise ModelFileError(self.path, f"the file cannot be read: {error}") from error
+        return True
 
     def float32(self) -> npt.NDArray[np.float32]:
         """The elements converted to float32 without rounding. Raises ModelFileError as ``view`` does."""

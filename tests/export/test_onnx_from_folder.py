@@ -29,7 +29,9 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import Job, ProgressEvent
+from edgespec.files.safetensors import read_safetensors
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from tests.support.hf_folder import write_safetensors
 from tests.support.provenance import described
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
 
@@ -137,6 +139,27 @@ def test_without_an_interpreter_the_optimum_environment_is_created(
     monkeypatch.setattr(onnx_from_folder, "prepare_environment", prepare)
     export(place, python=None)
     assert homes == [Home(place / "home")]
+
+
+@pytest.mark.parametrize(("copied", "said"), [(False, "untied"), (True, "as stated")])
+def test_the_converter_keeps_a_head_that_differs_from_the_embedding(
+    place: Path, monkeypatch: pytest.MonkeyPatch, copied: bool, said: str
+) -> None:
+    weights = place / "source" / "model.safetensors"
+    tensors = {name: ("F32", each.float32()) for name, each in read_safetensors(weights).items()}
+    rows = tensors["model.embed_tokens.weight"][1]
+    write_safetensors(weights, {**tensors, "lm_head.weight": ("F32", rows if copied else rows[::-1])})
+    edit_config(place, tie_word_embeddings=True)
+    asked: list[list[str]] = []
+
+    def run_worker(_python: Path, arguments: list[str], **_more: Any) -> Any:
+        asked.append(arguments)
+        raise CancelledError("enough")
+
+    monkeypatch.setattr(onnx_from_folder, "run_worker", run_worker)
+    with pytest.raises(CancelledError):
+        export(place)
+    assert [arguments[0::3] for arguments in asked] == [["convert", said]]
 
 
 @pytest.mark.parametrize(("name", "quant", "words"), [("", "keep", "name"), ("tiny", "q5_k_m", "q5_k_m")])

@@ -19,6 +19,7 @@ from edgespec.export.gguf.files import check_destination
 from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
+from edgespec.export.huggingface.tensors import has_own_head
 from edgespec.export.huggingface.tokenizer import read_vocabulary
 from edgespec.export.onnx.tables import ALIGNMENT, QUANTS
 from edgespec.export.optimum.environment import prepare_environment
@@ -71,6 +72,7 @@ def export_folder_to_onnx(
     model = describe_folder(source)
     vocabulary = read_vocabulary(source, model.vocabulary_size)
     tensors = read_safetensors_folder(source)
+    untied = has_own_head(tensors)
     elements = [each.elements for each in tensors.values()]
     # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
@@ -81,7 +83,8 @@ def export_folder_to_onnx(
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         work = stage / "work"
         work.mkdir()
-        for step in (["convert", os.fspath(source.resolve()), os.fspath(work)], ["pack", os.fspath(work), quant]):
+        convert = ["convert", os.fspath(source.resolve()), os.fspath(work), "untied" if untied else "as stated"]
+        for step in (convert, ["pack", os.fspath(work), quant]):
             result = run_worker(python, step, source=provenance.name, job=job)
         graph, files = _write_graph(work, stage, model, job)
         when_free(lambda: shutil.rmtree(work))

@@ -1,7 +1,7 @@
 """Converts a Hugging Face folder to an ONNX graph and packs the weights; runs under a Python with Optimum.
 
     python -I worker.py probe
-    python -I worker.py convert SOURCE WORK
+    python -I worker.py convert SOURCE WORK untied|"as stated"
     python -I worker.py pack WORK keep|q4
 
 The worker imports nothing of edgespec, which is not installed there. The worker prints a JSON object per line to
@@ -66,8 +66,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
-    """Trace the model in ``source`` and write ``work``/model.onnx."""
+def convert(source: Path, work: Path, say: Any, *, untied: bool) -> dict[str, Any]:
+    """Trace the model in ``source`` and write ``work``/model.onnx. ``untied``: its head differs from its embedding."""
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
     from optimum.exporters.tasks import TasksManager
@@ -77,6 +77,8 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     if config.model_type not in TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx"):
         raise Refused("unknown", f"Optimum cannot convert models of the type {config.model_type!a}")
+    if untied:  # whatever config.json says: transformers 4 would drop the head, transformers 5 keeps it
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     with _without_compiler(torch):
         model, told = AutoModelForCausalLM.from_pretrained(
             source,
@@ -275,7 +277,7 @@ def main(arguments: list[str]) -> int:
             say(stage="looking for Optimum in")
             result = probe()
         elif command == "convert":
-            result = convert(Path(rest[0]), Path(rest[1]), say)
+            result = convert(Path(rest[0]), Path(rest[1]), say, untied=rest[2] == "untied")
         else:
             result = pack(Path(rest[0]), rest[1], say)
     except Refused as error:
