@@ -225,7 +225,7 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
             hint = "give a folder with config.json, tokenizer.json and weights as .safetensors"
             raise ModelFileError(folder, f"it {what}", hint=hint)
         return tensors
-    by_shard = _shards(index)
+    by_shard = read_shards(index)
     tensors = {}
     for shard, names in by_shard.items():
         found = read_safetensors(folder / shard)
@@ -237,8 +237,8 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
     return tensors
 
 
-def _shards(index: Path) -> dict[str, set[str]]:
-    """The names of the tensors in each shard, as the index states them."""
+def read_shards(index: Path) -> dict[str, set[str]]:
+    """The names of the tensors in each shard, as the file ``index`` states them. Raises ModelFileError."""
     fields = Fields(index, parse_object(index, read_regular_file(index, _MOST_INDEX_BYTES)))
     shards = fields.raw("weight_map")
     if not isinstance(shards, dict) or not 0 < len(shards) <= _MOST_TENSORS:
