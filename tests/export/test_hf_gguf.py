@@ -326,6 +326,34 @@ def test_the_manifest_of_a_converted_folder_states_source_and_files(tmp_path: Pa
     assert metadata["llama.vocab_size"] == ROWS
 
 
+STATED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.05}
+READ = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repeat_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        ({"do_sample": True, **STATED}, READ),
+        (STATED, READ),
+        ({"do_sample": True, "top_k": -1, "top_p": 0.95}, {"temperature": 1.0, "top_k": 0, "top_p": 0.95}),
+        ({"do_sample": False, **STATED}, {}),
+        ({"repetition_penalty": 1.05}, {}),
+    ],
+)
+def test_the_makers_sampling_is_written(tmp_path: Path, stated: dict[str, Any], read: dict[str, float]) -> None:
+    source = write_random_folder(tmp_path / "in")
+    (source / "generation_config.json").write_text(json.dumps(stated))
+    export(source, tmp_path / "out")
+    assert read_header(tmp_path / "out" / "model.gguf").sampling == read
+
+
+def test_sampling_out_of_its_range_is_refused(tmp_path: Path) -> None:
+    source = write_random_folder(tmp_path / "in")
+    (source / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
+    with pytest.raises(ModelFileError, match="top_p must be a number from"):
+        export(source, tmp_path / "out")
+
+
 def test_a_hugging_face_folder_can_be_quantised_during_conversion(tmp_path: Path) -> None:
     manifest = export(write_random_folder(tmp_path / "in", dtype="BF16"), tmp_path / "out", quant="q8", threads=2)
     header = read_header(tmp_path / "out" / "model.gguf")

@@ -98,12 +98,14 @@ def test_an_onnx_export_of_a_folder_writes_graph_weights_and_manifest(place: Pat
 
 
 def test_the_exported_tokenizer_splits_text_like_the_source(place: Path) -> None:
+    (place / "source" / "generation_config.json").write_text('{"do_sample": true, "top_k": 20}')
     export(place)
     source = read_header(read_onnx_folder(place / "out").tokenizer_header.path)
     assert not source.tensors
     config = json.loads((place / "source" / "config.json").read_text())
     assert source.context_length == config["max_position_embeddings"]
     assert source.metadata["general.name"] == "tiny"
+    assert source.sampling == {"temperature": 1.0, "top_k": 20}
     vocabulary = LlamaTokenizer(place / "out" / "tokenizer.gguf")
     try:
         assert vocabulary.detokenize(vocabulary.encode("the water")) == " the water"  # SentencePiece adds a space
