@@ -124,6 +124,9 @@ EXPERTS = (
     TensorForm("ffn_gate_exps", {"ffn_gate": "inner"}, "width", each_expert=True),
     TensorForm("ffn_up_exps", {"ffn_up": "inner"}, "width", each_expert=True),
 )
+EXPERTS_TOGETHER = TensorForm("ffn_gate_up_exps", {"ffn_gate": "both"}, "width", each_expert=True)
+"""In place of the last two, in files that hold each expert's gate and input in one matrix."""
+
 EXPERTS_DOWN = TensorForm("ffn_down_exps", {"ffn_down": "width"}, "inner", each_expert=True)
 """The tensors of a feed-forward of experts, but for its norm."""
 
@@ -603,9 +606,13 @@ def layer_parts(
     all_biases: bool = False,
 ) -> Iterator[tuple[str, Part]]:
     """The parts of a layer by role, those of ``forms`` if its layers differ. Biases are those among ``tensors``, or
-    all that the architecture may have."""
+    all that the architecture may have. ``tensors`` say as well whether experts' gates and inputs are together."""
     block = f"blk.{number}"
-    for form in _forms(architecture, sizes, number) if forms is None else forms:
+    forms = _forms(architecture, sizes, number) if forms is None else forms
+    gate, up = EXPERTS[1:]
+    if f"{block}.{EXPERTS_TOGETHER.name}.weight" in tensors and gate.name not in architecture.biases:
+        forms = tuple(EXPERTS_TOGETHER if form == gate else form for form in forms if form != up)
+    for form in forms:
         bias = f"{block}.{form.name}.bias" if form.name in architecture.biases else None
         copies = sizes.experts if form.each_expert else 1
         first, height = 0, copies * sum(sizes[length] for length in form.parts.values())

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import ModelFileError
+from edgespec.files.atomic import CHUNK_BYTES
 from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, cannot_map, parse_object, read_regular_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -73,6 +74,22 @@ class SafeTensor:
             return np.memmap(self.path, dtype=kind, mode="r", offset=self.offset, shape=self.shape)
         except (OSError, ValueError) as error:  # ValueError: the file became shorter
             raise cannot_map(self.path, error) from error
+
+    def is_copy_of(self, other: SafeTensor) -> bool:
+        """Whether both have the same type, shape and bytes. Raises ModelFileError if a file can no longer be read."""
+        if (self.dtype, self.shape) != (other.dtype, other.shape):
+            return False
+        try:
+            with self.path.open("rb") as one, other.path.open("rb") as another:
+                one.seek(self.offset)
+                another.seek(other.offset)
+                for done in range(0, self.byte_count, CHUNK_BYTES):
+                    count = min(CHUNK_BYTES, self.byte_count - done)
+                    if one.read(count) != another.read(count):
+                        return False
+        except OSError as error:
+            raise ModelFileError(self.path, f"the file cannot be read: {error}") from error
+        return True
 
     def float32(self) -> npt.NDArray[np.float32]:
         """The elements converted to float32 without rounding. Raises ModelFileError as ``view`` does."""
@@ -208,7 +225,7 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
             hint = "give a folder with config.json, tokenizer.json and weights as .safetensors"
             raise ModelFileError(folder, f"it {what}", hint=hint)
         return tensors
-    by_shard = _shards(index)
+    by_shard = read_shards(index)
     tensors = {}
     for shard, names in by_shard.items():
         found = read_safetensors(folder / shard)
@@ -220,8 +237,8 @@ def read_safetensors_folder(folder: Path) -> Mapping[str, SafeTensor]:
     return tensors
 
 
-def _shards(index: Path) -> dict[str, set[str]]:
-    """The names of the tensors in each shard, as the index states them."""
+def read_shards(index: Path) -> dict[str, set[str]]:
+    """The names of the tensors in each shard, as the file ``index`` states them. Raises ModelFileError."""
     fields = Fields(index, parse_object(index, read_regular_file(index, _MOST_INDEX_BYTES)))
     shards = fields.raw("weight_map")
     if not isinstance(shards, dict) or not 0 < len(shards) <= _MOST_TENSORS:

@@ -200,6 +200,17 @@ def test_nothing_is_downloaded_for_a_wrong_export_request(hub: HubServer, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("way", "words"), [(GGUF, "PhiForCausalLM"), (ONNX, "model_type")])
+def test_no_weights_are_downloaded_for_an_architecture_that_cannot_be_converted(
+    hub: HubServer, tmp_path: Path, way: tuple[str, ...], words: str
+) -> None:
+    hub.files["config.json"] = b'{"architectures": ["PhiForCausalLM"]}'
+    export_from(hub, tmp_path, *way).failed_well(words, code=2)
+    assert hub.bodies()
+    assert not list((tmp_path / "home" / "hub").rglob("model.safetensors"))
+
+
+@pytest.mark.slow
 def test_a_hub_repository_with_ggufs_is_exported_as_a_gguf(hub: HubServer, made: Path, tmp_path: Path) -> None:
     gguf = (made / "tiny-llama.gguf").read_bytes()
     hub.files = {"config.json": b"{}", "model.safetensors": b"x", "some.gguf": gguf}

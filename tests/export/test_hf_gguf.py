@@ -227,13 +227,30 @@ def test_biases_of_a_llama_are_reordered_like_their_rows(tmp_path: Path) -> None
 
 def test_a_head_tied_to_the_embedding_is_not_written(tmp_path: Path) -> None:
     tensors = random_tensors("llama")
-    export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=True), tmp_path / "out")
+    copied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    export(write_random_folder(tmp_path / "in", tensors=copied, tie_word_embeddings=True), tmp_path / "out")
     assert "output.weight" not in values(tmp_path / "out" / "model.gguf")
     # Without tie_word_embeddings, the weights decide.
     export(write_random_folder(tmp_path / "in", tensors=tensors, tie_word_embeddings=None), tmp_path / "out")
     assert "output.weight" in values(tmp_path / "out" / "model.gguf")
     export(write_random_folder(tmp_path / "in", tied=True, tie_word_embeddings=None), tmp_path / "out")
     assert "output.weight" not in values(tmp_path / "out" / "model.gguf")
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+def test_a_head_that_differs_from_the_embedding_is_written_though_it_is_called_tied(
+    tmp_path: Path, dtype: str
+) -> None:
+    tensors = random_tensors("llama")
+    head = tensors["model.embed_tokens.weight"][1].astype(np.float16).astype(np.float32)
+    head[-1, -1] = 1
+    stored = head if dtype == "F32" else head.astype(np.float16)
+    source = write_random_folder(
+        tmp_path / "in", tensors={**tensors, "lm_head.weight": (dtype, stored)}, tie_word_embeddings=True
+    )
+    export(source, tmp_path / "out")
+    np.testing.assert_array_equal(values(tmp_path / "out" / "model.gguf")["output.weight"], head)
+    assert loads(tmp_path / "out" / "model.gguf")
 
 
 def test_llama_cpp_loads_the_tensor_of_llama3_rope_scaling(tmp_path: Path) -> None:
@@ -307,6 +324,34 @@ def test_the_manifest_of_a_converted_folder_states_source_and_files(tmp_path: Pa
     metadata = read_header(tmp_path / "out" / "model.gguf").metadata
     assert (metadata["general.name"], metadata["general.license"]) == ("tiny", "Apache-2.0")
     assert metadata["llama.vocab_size"] == ROWS
+
+
+STATED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.05}
+READ = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "repeat_penalty": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        ({"do_sample": True, **STATED}, READ),
+        (STATED, READ),
+        ({"do_sample": True, "top_k": -1, "top_p": 0.95}, {"temperature": 1.0, "top_k": 0, "top_p": 0.95}),
+        ({"do_sample": False, **STATED}, {}),
+        ({"repetition_penalty": 1.05}, {}),
+    ],
+)
+def test_the_makers_sampling_is_written(tmp_path: Path, stated: dict[str, Any], read: dict[str, float]) -> None:
+    source = write_random_folder(tmp_path / "in")
+    (source / "generation_config.json").write_text(json.dumps(stated))
+    export(source, tmp_path / "out")
+    assert read_header(tmp_path / "out" / "model.gguf").sampling == read
+
+
+def test_sampling_out_of_its_range_is_refused(tmp_path: Path) -> None:
+    source = write_random_folder(tmp_path / "in")
+    (source / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
+    with pytest.raises(ModelFileError, match="top_p must be a number from"):
+        export(source, tmp_path / "out")
 
 
 def test_a_hugging_face_folder_can_be_quantised_during_conversion(tmp_path: Path) -> None:

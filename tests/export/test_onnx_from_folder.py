@@ -29,7 +29,9 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.onnx.folder import read_onnx_folder
 from edgespec.files.progress import Job, ProgressEvent
+from edgespec.files.safetensors import read_safetensors
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
+from tests.support.hf_folder import write_safetensors
 from tests.support.provenance import described
 from tests.support.whole_onnx import DecoderGraph, write_fake_worker, write_folder
 
@@ -96,12 +98,14 @@ def test_an_onnx_export_of_a_folder_writes_graph_weights_and_manifest(place: Pat
 
 
 def test_the_exported_tokenizer_splits_text_like_the_source(place: Path) -> None:
+    (place / "source" / "generation_config.json").write_text('{"do_sample": true, "top_k": 20}')
     export(place)
     source = read_header(read_onnx_folder(place / "out").tokenizer_header.path)
     assert not source.tensors
     config = json.loads((place / "source" / "config.json").read_text())
     assert source.context_length == config["max_position_embeddings"]
     assert source.metadata["general.name"] == "tiny"
+    assert source.sampling == {"temperature": 1.0, "top_k": 20}
     vocabulary = LlamaTokenizer(place / "out" / "tokenizer.gguf")
     try:
         assert vocabulary.detokenize(vocabulary.encode("the water")) == " the water"  # SentencePiece adds a space
@@ -137,6 +141,27 @@ def test_without_an_interpreter_the_optimum_environment_is_created(
     monkeypatch.setattr(onnx_from_folder, "prepare_environment", prepare)
     export(place, python=None)
     assert homes == [Home(place / "home")]
+
+
+@pytest.mark.parametrize(("copied", "said"), [(False, "untied"), (True, "as stated")])
+def test_the_converter_keeps_a_head_that_differs_from_the_embedding(
+    place: Path, monkeypatch: pytest.MonkeyPatch, copied: bool, said: str
+) -> None:
+    weights = place / "source" / "model.safetensors"
+    tensors = {name: ("F32", each.float32()) for name, each in read_safetensors(weights).items()}
+    rows = tensors["model.embed_tokens.weight"][1]
+    write_safetensors(weights, {**tensors, "lm_head.weight": ("F32", rows if copied else rows[::-1])})
+    edit_config(place, tie_word_embeddings=True)
+    asked: list[list[str]] = []
+
+    def run_worker(_python: Path, arguments: list[str], **_more: Any) -> Any:
+        asked.append(arguments)
+        raise CancelledError("enough")
+
+    monkeypatch.setattr(onnx_from_folder, "run_worker", run_worker)
+    with pytest.raises(CancelledError):
+        export(place)
+    assert [arguments[0::3] for arguments in asked] == [["convert", said]]
 
 
 @pytest.mark.parametrize(("name", "quant", "words"), [("", "keep", "name"), ("tiny", "q5_k_m", "q5_k_m")])

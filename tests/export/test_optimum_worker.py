@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,67 @@ def test_worker_file_names_match_the_exporter() -> None:
     from edgespec.export.onnx import from_folder as onnx_from_folder
 
     assert (onnx_from_folder._PACKED, onnx_from_folder._PACKED_DATA) == (PACKED, PACKED_DATA)
+
+
+# ------------------------------------------------------------------------------------- rotary positions
+
+DEFAULT = {"rope_type": "default", "rope_theta": 5e5}
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 5e5, "original_max_position_embeddings": 32}
+KNOWN = ("default", "yarn", "longrope")
+
+
+@pytest.mark.parametrize(
+    ("before", "stated", "after"),
+    [
+        ({"rope_theta": 1e4, "rope_scaling": YARN}, DEFAULT, {"rope_theta": 5e5, "rope_scaling": None}),
+        ({"rope_theta": 1e4, "rope_scaling": None}, YARN, {"rope_theta": 5e5, "rope_scaling": YARN}),
+        ({"rope_theta": 1e4}, {**DEFAULT, "partial_rotary_factor": 1.0}, {"rope_theta": 5e5}),
+        (
+            {"rope_theta": 1e4, "partial_rotary_factor": 0.25, "rotary_pct": 0.25},
+            {**DEFAULT, "partial_rotary_factor": 0.5},
+            {"rope_theta": 5e5, "partial_rotary_factor": 0.5, "rotary_pct": 0.5},
+        ),
+        (
+            {"rope_theta": 1e6, "rope_scaling": None, "rope_local_base_freq": 1e4},
+            {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}},
+            {"rope_theta": 5e5, "rope_scaling": YARN, "rope_local_base_freq": 2e4},
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": None},
+            LONG,
+            {"rope_theta": 5e5, "rope_scaling": LONG, "original_max_position_embeddings": 32},
+        ),
+    ],
+)
+def test_rotary_positions_that_transformers_5_saved_are_set(
+    before: dict[str, Any], stated: dict[str, Any], after: dict[str, Any]
+) -> None:
+    config = SimpleNamespace(**before)
+    optimum_worker._set_rotary(config, stated, KNOWN)
+    assert vars(config) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "stated", "words"),
+    [
+        ({}, DEFAULT, "rope_theta"),
+        ({"rope_theta": 1e4}, YARN, "rope_scaling"),
+        ({"rope_theta": 1e4}, {**DEFAULT, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_theta": 1e4, "rope_scaling": None}, {**YARN, "rope_type": "proportional"}, "rope_type"),
+        ({"rope_theta": 1e4}, {"full_attention": DEFAULT, "sliding_attention": DEFAULT}, "rope_local_base_freq"),
+        (
+            {"rope_theta": 1e4, "rope_scaling": None, "rope_local_base_freq": 1e4},
+            {"full_attention": DEFAULT, "sliding_attention": YARN},
+            "rope_type",
+        ),
+        ({"rope_theta": 1e4}, {"full_attention": DEFAULT, "compressed": DEFAULT}, "compressed"),
+    ],
+)
+def test_rotary_positions_that_transformers_4_cannot_compute_are_refused(
+    before: dict[str, Any], stated: dict[str, Any], words: str
+) -> None:
+    config = SimpleNamespace(**before)
+    with pytest.raises(Refused, match=words):
+        optimum_worker._set_rotary(config, stated, KNOWN)
+    assert vars(config) == before

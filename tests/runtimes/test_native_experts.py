@@ -18,7 +18,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.interfaces.model import Mixture
 from edgespec.interfaces.rows import LogitsArray
-from edgespec.runtimes.native.layout import unsupported_reason
+from edgespec.runtimes.native.layout import read_layout, unsupported_reason
 from edgespec.runtimes.native.library import OK
 from edgespec.runtimes.native.model import NativeModel, NativeSettings
 from edgespec.runtimes.native.tensors import TYPES
@@ -29,6 +29,7 @@ from tests.support.kernel_calls import require_native
 from tests.support.loading import load_native
 from tests.support.native_batches import Work, batch_of, part_of
 from tests.support.native_models import some_tokens
+from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.tiny_gguf import write_tiny_gguf
 from tests.support.tiny_models import TinyModels, answer
 
@@ -58,6 +59,30 @@ def changed(path: Path, to: Path, suffix: str, change: Callable[[np.ndarray], No
 def rows_of(path: Path, count: int = 8) -> list[LogitsArray]:
     with load_native(path, NativeSettings()) as model, model.open(64) as sequence:
         return logits(sequence.forward(some_tokens(path, count), count))
+
+
+def with_gates_and_inputs_together(path: Path, to: Path) -> Path:
+    """The same model with each expert's gate and input in one matrix, as --fuse-gate-up-exps writes it."""
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(str(path)).tensors}
+    together = {
+        name.replace("_gate_exps", "_gate_up_exps"): np.concatenate(
+            [gates, tensors[name.replace("gate", "up")]], axis=1
+        )
+        for name, gates in tensors.items()
+        if name.endswith(GATES)
+    }
+    return rewrite_gguf(path, to, tensors=together, keep=lambda key: not key.endswith((GATES, ".ffn_up_exps.weight")))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3moe", "qwen35moe"])
+def test_gates_and_inputs_of_experts_may_be_in_one_tensor(tmp_path: Path, architecture: str) -> None:
+    more: dict[str, Any] = {} if architecture == "qwen3moe" else {"shared": 32, "layers": 4, "drafting": ()}
+    plain = write_tiny_gguf(tmp_path / "a.gguf", architecture=architecture, experts=(6, 2), quant="F32", **more)
+    joined = with_gates_and_inputs_together(plain, tmp_path / "b.gguf")
+    for ours, theirs in zip(rows_of(joined), rows_of(plain), strict=True):
+        assert equal(ours, theirs)
+    layout = read_layout(read_header(joined))
+    assert (layout.drafting is None, layout.no_drafting) == (not more, None)
 
 
 # ------------------------------------------------------------------------------------------------- which experts

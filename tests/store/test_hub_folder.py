@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import CancelledError, DownloadError
+from edgespec.errors import CancelledError, DownloadError, InvalidRequestError
 from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.folder import fetch_hub_folder
 from edgespec.store.hub.listing import HubEntry, HubListing, list_hub_files
@@ -18,10 +18,17 @@ WANTED = {
     "config.json": b"{}",
     "tokenizer.json": b'{"model": {}}',
     "model-00001-of-00002.safetensors": b"first" * 1000,
-    "model-00002-of-00002.safetensors": b"second" * 1000,
-    "model.safetensors.index.json": b'{"weight_map": {}}',
+    "other.safetensors": b"second" * 1000,
+    "model.safetensors.index.json": (
+        b'{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "other.safetensors"}}'
+    ),
 }
-OTHERS = {"README.md": b"read me", "modeling_evil.py": b"raise SystemExit", "pytorch_model.bin": b"pickle"}
+OTHERS = {
+    "model-00002-of-00002.safetensors": b"not in the index",
+    "README.md": b"read me",
+    "modeling_evil.py": b"raise SystemExit",
+    "pytorch_model.bin": b"pickle",
+}
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def listed(hub: HubServer, cache: Path, job: Job = QUIET, *, offline: bool = Fal
 
 def fetched(hub: HubServer, cache: Path, *, offline: bool = False) -> Path:
     network = Network(endpoint=hub.endpoint, cache=cache, offline=offline)
-    return fetch_hub_folder(listed(hub, cache, offline=offline), network)
+    return fetch_hub_folder(listed(hub, cache, offline=offline), lambda _folder: None, network)
 
 
 def test_only_files_that_a_conversion_reads_are_downloaded(hub: HubServer, tmp_path: Path) -> None:
@@ -46,6 +53,22 @@ def test_only_files_that_a_conversion_reads_are_downloaded(hub: HubServer, tmp_p
     place = fetched(hub, tmp_path)
     assert {path.name: path.read_bytes() for path in place.iterdir()} == WANTED
     assert len(hub.bodies()) == len(WANTED)
+
+
+def test_no_weights_are_downloaded_for_a_folder_that_is_refused(hub: HubServer, tmp_path: Path) -> None:
+    def refuse(folder: Path) -> None:
+        assert {path.name for path in folder.iterdir()} == {name for name in WANTED if name.endswith(".json")}
+        raise InvalidRequestError("no")
+
+    with pytest.raises(InvalidRequestError):
+        fetch_hub_folder(listed(hub, tmp_path), refuse, Network(endpoint=hub.endpoint, cache=tmp_path))
+    assert not [request.path for request in hub.bodies() if "json" not in request.path]
+
+
+def test_a_single_file_of_weights_is_read_without_its_index(hub: HubServer, tmp_path: Path) -> None:
+    hub.files |= {"model.safetensors": b"whole" * 1000}
+    names = {path.name for path in fetched(hub, tmp_path).iterdir()}
+    assert {name for name in names if name.endswith(".safetensors")} == {"model.safetensors"}
 
 
 def test_a_cached_model_folder_needs_no_hub(hub: HubServer, tmp_path: Path) -> None:
@@ -89,7 +112,7 @@ def test_a_repository_without_plain_safetensors_is_not_a_model_folder(
 def test_fetching_a_repository_without_a_convertible_model_is_an_error(hub: HubServer, tmp_path: Path) -> None:
     listing = HubListing(repo="org/repo", revision="main", commit=COMMIT, entries=(HubEntry("README.md"),))
     with pytest.raises(DownloadError, match="no model"):
-        fetch_hub_folder(listing, Network(cache=tmp_path))
+        fetch_hub_folder(listing, lambda _folder: None, Network(cache=tmp_path))
 
 
 def test_listing_a_folder_on_a_server_that_is_not_a_hub_is_an_error(hub: HubServer, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def rewrite_gguf(
     rename: Callable[[str], str] = str,
     **writing: Any,
 ) -> Path:
-    """Write the model ``source`` with the keys to ``keep``, further ``keys`` and ``tensors``, and longer arrays.
+    """Write the keys and tensors of ``source`` to ``keep``, further ``keys`` and ``tensors``, and longer arrays.
 
     ``lists`` (of strings, numbers) are appended to the arrays. ``rename`` names the keys and tensors of ``source``.
     """
@@ -51,7 +51,7 @@ def rewrite_gguf(
             writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=_KINDS[type(value[0])])
         else:
             writer.add_key_value(key, value, _KINDS[type(value)])
-    for tensor in reader.tensors:
+    for tensor in filter(lambda tensor: keep(tensor.name), reader.tensors):
         writer.add_tensor(rename(tensor.name), tensor.data, raw_dtype=tensor.tensor_type)
     for name, data in (tensors or {}).items():
         writer.add_tensor(name, data)

@@ -109,7 +109,7 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
         if not listing.is_model_folder:
             return None
         _check(model, request)
-        path = fetch_hub_folder(listing, network, progress.job)
+        path = fetch_hub_folder(listing, lambda folder: _read_settings(folder, request.to), network, progress.job)
     return _Source(name=listing.repo.rpartition("/")[2], path=path, licence=listing.licence)
 
 
@@ -130,6 +130,17 @@ def _check(model: str, request: FolderRequest) -> None:
     if request.static_cache is not None:
         raise InvalidRequestError("--static-cache needs a GGUF, and this is a Hugging Face folder", hint=first)
     check_replaceable(Path(os.path.realpath(request.output)))
+
+
+def _read_settings(folder: Path, to: str) -> None:
+    """Raise EdgespecError for a config.json or a tokenizer that cannot be exported."""
+    from edgespec.export.huggingface.config import read_config
+    from edgespec.export.huggingface.description import describe_folder
+    from edgespec.export.huggingface.tokenizer import read_vocabulary
+
+    rows = (describe_folder if to == "onnx" else read_config)(folder).vocabulary_size
+    if rows is not None:
+        read_vocabulary(folder, rows)
 
 
 def _write_gguf(source: _Source, request: FolderRequest, job: Job) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError
 from edgespec.export.gguf.files import MODEL, REQUANTISED, check_destination, tensor_types
 from edgespec.export.gguf.quantize import find_quant, requantize
 from edgespec.export.huggingface.config import CONFIG, ModelConfig, Value, read_config
+from edgespec.export.huggingface.sampling import read_sampling
 from edgespec.export.huggingface.tensors import PlannedTensor, count_rows, plan_tensors
 from edgespec.export.huggingface.tokenizer import Vocabulary, read_vocabulary
 from edgespec.export.packages import require
@@ -67,7 +68,7 @@ def export_from_folder(
             source / CONFIG, f"pard_token is {mask}, and the embedding has {rows} rows", hint=DOWNLOAD_AGAIN
         )
     planned = plan_tensors(tensors, config, rows, source)
-    vocabulary = read_vocabulary(source, rows)
+    vocabulary, sampling = read_vocabulary(source, rows), read_sampling(source)
 
     kept_bytes = sum(tensor.byte_count for tensor in planned)
     header_bytes = _HEADER_BYTES + _TOKEN_BYTES * rows + _TENSOR_BYTES * len(planned)
@@ -77,7 +78,8 @@ def export_from_folder(
         needed_bytes += int(bits / 8) + header_bytes
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         path = stage / MODEL
-        _write(path, config.architecture.name, planned, _metadata(config, vocabulary, planned, provenance), job)
+        values = _metadata(config, vocabulary, planned, provenance) | sampling
+        _write(path, config.architecture.name, planned, values, job)
         header = read_header(path)
         if chosen is not None:
             quantised = stage / REQUANTISED

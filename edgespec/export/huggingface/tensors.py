@@ -33,7 +33,8 @@ _DERIVED = (".rotary_emb.inv_freq", ".attn.masked_bias", ".attn.bias")
 
 # Name prefixes in multimodal models: of the text model (since transformers 5, and before), and of skipped parts.
 _TEXT_PREFIXES = ("model.language_model.", "language_model.model.")
-_TEXT_HEAD = "language_model.lm_head.weight"
+_HEAD, _TEXT_HEAD = "lm_head.weight", "language_model.lm_head.weight"
+_EMBEDDINGS = tuple(f"{prefix}embed_tokens.weight" for prefix in ("model.", *_TEXT_PREFIXES))
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -89,7 +90,7 @@ def interleaved(head: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def count_rows(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Path) -> int:
     """The number of rows of the input embedding: the vocabulary size. Raises ModelFileError."""
-    for name in ("model.embed_tokens.weight", *(f"{prefix}embed_tokens.weight" for prefix in _TEXT_PREFIXES)):
+    for name in _EMBEDDINGS:
         tensor = tensors.get(name)
         if tensor is not None and len(tensor.shape) == 2 and 0 < tensor.shape[0] <= _MOST_ROWS:
             if config.vocabulary_size not in (None, tensor.shape[0]):
@@ -97,6 +98,13 @@ def count_rows(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: P
                 raise ModelFileError(tensor.path, reason, hint=DOWNLOAD_AGAIN)
             return tensor.shape[0]
     raise ModelFileError(folder, "its weights lack model.embed_tokens.weight", hint=DOWNLOAD_AGAIN)
+
+
+def has_own_head(tensors: Mapping[str, SafeTensor]) -> bool:
+    """Whether the weights hold an output head that differs from the embedding. Raises ModelFileError."""
+    heads = [tensors[name] for name in (_HEAD, _TEXT_HEAD) if name in tensors]
+    embeddings = [tensors[name] for name in _EMBEDDINGS if name in tensors]
+    return any(not head.is_copy_of(embedding) for head in heads for embedding in embeddings)
 
 
 def plan_tensors(
@@ -108,11 +116,10 @@ def plan_tensors(
     F32, F16 or BF16.
     """
     named = _renamed(tensors, config, folder)
-    if config.tied:
-        named.pop(HEAD, None)  # a copy of the embedding
+    # A head that differs is the model's, whatever config.json says: so transformers 5 reads it.
+    if config.tied and HEAD in named and EMBEDDING in named and named[HEAD].is_copy_of(named[EMBEDDING]):
+        del named[HEAD]
     needed = _shapes(config, rows, named)
-    if config.tied is None and HEAD not in named:
-        del needed[HEAD]
     planned = []
     for name, shape in needed.items():
         tensor = named.pop(name, None)
@@ -160,7 +167,7 @@ def _renamed(tensors: Mapping[str, SafeTensor], config: ModelConfig, folder: Pat
 
 def _text_name(name: str) -> str:
     if name == _TEXT_HEAD:
-        return "lm_head.weight"
+        return _HEAD
     for prefix in _TEXT_PREFIXES:
         if name.startswith(prefix):
             return "model." + name.removeprefix(prefix)
@@ -171,7 +178,7 @@ def _shapes(config: ModelConfig, rows: int, named: Collection[str]) -> dict[str,
     """Every tensor that the architecture needs, and the biases that it may have, with its shape."""
     architecture, sizes = config.architecture, config.sizes
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (rows, sizes.width), OUTPUT_NORM: (sizes.width,)}
-    if not config.tied:
+    if config.tied is False or HEAD in named:
         shapes[HEAD] = (rows, sizes.width)
     for number in range(sizes.layers):
         for _, part in layer_parts(architecture, sizes, named, number, all_biases=architecture.saved.needs_biases):

@@ -19,6 +19,8 @@ from edgespec.export.gguf.files import check_destination
 from edgespec.export.huggingface.config import CONFIG
 from edgespec.export.huggingface.description import FolderModel, describe_folder
 from edgespec.export.huggingface.gguf import write_weightless
+from edgespec.export.huggingface.sampling import read_sampling
+from edgespec.export.huggingface.tensors import has_own_head
 from edgespec.export.huggingface.tokenizer import read_vocabulary
 from edgespec.export.onnx.tables import ALIGNMENT, QUANTS
 from edgespec.export.optimum.environment import prepare_environment
@@ -69,8 +71,9 @@ def export_folder_to_onnx(
     require("onnx", "exporting to ONNX")
     check_destination(source / CONFIG, folder)
     model = describe_folder(source)
-    vocabulary = read_vocabulary(source, model.vocabulary_size)
+    vocabulary, sampling = read_vocabulary(source, model.vocabulary_size), read_sampling(source)
     tensors = read_safetensors_folder(source)
+    untied = has_own_head(tensors)
     elements = [each.elements for each in tensors.values()]
     # The files of a step coexist with those of the previous step; a tied head becomes a separate table.
     needed_bytes = 2 * 4 * (sum(elements) + max(elements, default=0)) + _OTHER_BYTES
@@ -81,11 +84,13 @@ def export_folder_to_onnx(
     with staged_folder(folder, needed_bytes=needed_bytes) as stage:
         work = stage / "work"
         work.mkdir()
-        for step in (["convert", os.fspath(source.resolve()), os.fspath(work)], ["pack", os.fspath(work), quant]):
+        convert = ["convert", os.fspath(source.resolve()), os.fspath(work), "untied" if untied else "as stated"]
+        for step in (convert, ["pack", os.fspath(work), quant]):
             result = run_worker(python, step, source=provenance.name, job=job)
         graph, files = _write_graph(work, stage, model, job)
         when_free(lambda: shutil.rmtree(work))
-        write_weightless(stage / TOKENIZER_NAME, model.architecture, provenance, model.metadata(graph), vocabulary)
+        values = model.metadata(graph) | sampling
+        write_weightless(stage / TOKENIZER_NAME, model.architecture, provenance, values, vocabulary)
         for written in (TOKENIZER_NAME, GRAPH_NAME):
             path = stage / written
             files[written] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}

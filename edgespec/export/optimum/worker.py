@@ -1,7 +1,7 @@
 """Converts a Hugging Face folder to an ONNX graph and packs the weights; runs under a Python with Optimum.
 
     python -I worker.py probe
-    python -I worker.py convert SOURCE WORK
+    python -I worker.py convert SOURCE WORK untied|"as stated"
     python -I worker.py pack WORK keep|q4
 
 The worker imports nothing of edgespec, which is not installed there. The worker prints a JSON object per line to
@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,24 @@ def versions() -> dict[str, str]:
     return found
 
 
-def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
-    """Trace the model in ``source`` and write ``work``/model.onnx."""
+def convert(source: Path, work: Path, say: Any, *, untied: bool) -> dict[str, Any]:
+    """Trace the model in ``source`` and write ``work``/model.onnx. ``untied``: its head is not its embedding."""
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
     from optimum.exporters.tasks import TasksManager
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, __version__ as release
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     say(stage="reading the model")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     if config.model_type not in TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx"):
         raise Refused("unknown", f"Optimum cannot convert models of the type {config.model_type!a}")
+    raw = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    stated = (raw.get("text_config") or raw).get("rope_parameters")
+    if stated and int(release.partition(".")[0]) < 5:
+        _set_rotary(config.get_text_config(), stated, ROPE_INIT_FUNCTIONS)
+    if untied:  # whatever config.json says: transformers 4 would drop the head, transformers 5 keeps it
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = False
     with _without_compiler(torch):
         model, told = AutoModelForCausalLM.from_pretrained(
             source,
@@ -108,6 +116,36 @@ def convert(source: Path, work: Path, say: Any) -> dict[str, Any]:
     del model
     gc.collect()
     return {"difference": _check(work / RAW, tokens, expected), "model_type": config.model_type}
+
+
+def _set_rotary(config: Any, stated: dict[str, Any], known: Container[str]) -> None:
+    """Set the rotary positions that transformers 5 ``stated``, in a member that transformers 4 does not read.
+
+    ``known`` are the kinds of scaling that can be computed. Raises Refused.
+    """
+    layers = {name: each for name, each in stated.items() if isinstance(each, dict)}
+    whole, local = layers.pop("full_attention", stated), layers.pop("sliding_attention", {})
+    kind, share = whole.get("rope_type") or "default", whole.get("partial_rotary_factor")
+    values = {
+        "rope_theta": whole.get("rope_theta"),
+        "rope_scaling": None if kind == "default" else whole,
+        "partial_rotary_factor": share,
+        "rope_local_base_freq": local.get("rope_theta"),
+    }
+    lacking = [name for name, value in values.items() if value is not None and not hasattr(config, name)]
+    if share == 1.0 and "partial_rotary_factor" in lacking:
+        lacking.remove("partial_rotary_factor")  # such a class rotates whole heads
+    if kind not in known or local.get("rope_type", "default") != "default":
+        lacking.append("rope_type")
+    for name in (*lacking, *layers):
+        raise Refused("unknown", f"Optimum's transformers cannot compute its rope_parameters ({name[:40]!a})")
+    for name, value in values.items():
+        if hasattr(config, name) and (value is not None or name == "rope_scaling"):
+            setattr(config, name, value)
+    if hasattr(config, "rotary_pct") and share is not None:  # GPT-NeoX
+        config.rotary_pct = share
+    if kind == "longrope" and whole.get("original_max_position_embeddings"):
+        config.original_max_position_embeddings = whole["original_max_position_embeddings"]
 
 
 @contextlib.contextmanager
@@ -275,7 +313,7 @@ def main(arguments: list[str]) -> int:
             say(stage="looking for Optimum in")
             result = probe()
         elif command == "convert":
-            result = convert(Path(rest[0]), Path(rest[1]), say)
+            result = convert(Path(rest[0]), Path(rest[1]), say, untied=rest[2] == "untied")
         else:
             result = pack(Path(rest[0]), rest[1], say)
     except Refused as error:
