@@ -58,3 +58,15 @@ def test_each_call_in_a_text_has_marks_as_the_model_writes_it(tokenizer: GgufTok
         'So.<tool_call>\n{"name": "f", "arguments": {"x": "ä"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n[tool] found\n'
     )
+
+
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"type": "object", "properties": None}])
+def test_a_tool_without_properties_has_none_where_the_template_walks_through_them(
+    parameters: Any, tokenizer: GgufTokenizer
+) -> None:
+    """As Seed-OSS' does."""
+    walks = (
+        "{% for tool in tools %}{% for name, own in tool.function.parameters.properties.items() %}"
+        '{{ name }}{% endfor %}<tool_call>{"name":{% endfor %}{{ messages[0].content }}'
+    )
+    assert prompt(walks, tokenizer, USER, tools=[tool(parameters)]) == '<tool_call>{"name":hello'
