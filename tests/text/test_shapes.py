@@ -34,6 +34,13 @@ ALTERNATES = (
 )
 ONE_OF_BOTH = BODY.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
 
+# As Gemma 4's: the results follow their calls, and the text of the calls' message both.
+RESULTS_FIRST = """{% for m in messages %}{% if m.role != 'tool' %}[{{ m.role }}]
+{%- for c in m.tool_calls or [] %} <{{ c.function.name }} {{ c.function.arguments | tojson }} {{ c.id }}>
+{%- for r in messages if r.role == 'tool' and r.tool_call_id == c.id %} {{ r.content }}{% endfor %}
+{%- endfor %} {{ m.content }}
+{% endif %}{% endfor %}"""
+
 
 def user(content: str = "hello") -> Message:
     return {"role": "user", "content": content}
@@ -86,6 +93,8 @@ def shown(source: str, *messages: Message) -> list[str]:
             "[user] hello", "[assistant] so", "[user] ", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)",
             "[assistant] it", "[user] and",
         ]),
+        # a text behind the results of its calls
+        (RESULTS_FIRST, [said("so", "a"), result()], ["[assistant] so", '[assistant] <f {"x": "a"} a> found']),
         # the user speaks after a result, or after a call without one
         (ALTERNATES + BODY, [user(), said("", "a"), result(), user("and")], [
             "[user] hello", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)", "[assistant] ", "[user] and"

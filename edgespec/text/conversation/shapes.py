@@ -94,11 +94,15 @@ class Shapes:
 
     def _shows(self, messages: Iterable[Message], *texts: str) -> bool:
         """Whether the template renders these messages, and each of the texts is there."""
-        try:
-            rendered = self._render([self._written(each) for each in messages])
-        except EdgespecError:
-            return False
+        rendered = self._rendered(messages)
         return all(text in rendered for text in texts)
+
+    def _rendered(self, messages: Iterable[Message]) -> str:
+        """The text of the messages; empty if the template refuses them."""
+        try:
+            return self._render([self._written(each) for each in messages])
+        except EdgespecError:
+            return ""
 
     @cached_property
     def _works(self) -> bool:
@@ -164,7 +168,10 @@ class Shapes:
         return joined(own) if moved else own
 
     def _apart(self, message: Message) -> list[Message]:
-        """The message as one, or its text and each of its calls apart: the first way that shows everything."""
+        """The message as one, or its text and each of its calls apart: the first way that shows everything.
+
+        Its text comes before its calls: some templates write it behind their results.
+        """
         calls = message.get("tool_calls", ())
         kind = bool(message["content"]), THINKING[0] in message, len(calls) > 1
         if not calls or kind == (False, False, False):
@@ -180,11 +187,15 @@ class Shapes:
         if thinking:
             message[THINKING[0]] = "kestrel 7"
         needed = [_CALLED, _FOUND, *["kestrel 5", "kestrel 6"] * several, *[_TOLD] * text]
-        trials = [[_user(), *way, *results, _answer("kestrel 8"), _user()] for way in _ways(message)]
-        for texts in ([*needed, "kestrel 7"], needed):  # most templates leave out the thinking of earlier turns
-            for number, trial in enumerate(trials):
-                if self._shows(trial, *texts):
-                    return number
+        trials = ([_user(), *way, *results, _answer("kestrel 8"), _user()] for way in _ways(message))
+        rendered = [self._rendered(trial) for trial in trials]
+        in_order = [*[_TOLD] * text, _CALLED, _FOUND]
+        for order in (in_order, []):
+            for texts in ([*needed, "kestrel 7"], needed):  # most templates leave out the thinking of earlier turns
+                for number, shown in enumerate(rendered):
+                    places = [shown.find(each) for each in order]
+                    if all(each in shown for each in texts) and places == sorted(places):
+                        return number
         return 0
 
     @cached_property
