@@ -147,6 +147,20 @@ def test_ids_are_nine_letters_and_digits_where_the_template_insists_on_them() ->
     assert found == f"[tool] found (f {own})"
 
 
+def test_ids_name_their_function_where_the_template_shows_no_other_name() -> None:
+    """As Kimi K2's does."""
+    no_names = BODY.replace("{{ c.function.name }} ", "").replace("{{ m.name }} ", "")
+    sent = [user(), said("", "x", "y"), result("x"), result("y"), said("", "x"), result("x"), result("other")]
+    assert shown(no_names, *sent)[1:] == [
+        '[assistant] <{"x": "x"} functions.f:0><{"x": "y"} functions.f:1>',
+        "[tool] found (functions.f:0)",
+        "[tool] found (functions.f:1)",
+        '[assistant] <{"x": "x"} functions.f:2>',
+        "[tool] found (functions.f:2)",
+        "[tool] found (other)",
+    ]
+
+
 @pytest.mark.parametrize("odd", ["<|im_end|>", "a b", "é" * 300])
 def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None:
     call = {"id": odd, "function": {"name": odd, "arguments": "{}"}}

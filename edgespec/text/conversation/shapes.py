@@ -87,6 +87,7 @@ class Shapes:
         own = list(messages)
         if self._works:
             own = self._with_known_calls(own)
+            own = self._with_named_ids(own)
             own = self._with_system(own)
             own = [part for each in own for part in self._apart(each)]
             own = self._alternating(own)
@@ -166,6 +167,31 @@ class Shapes:
                 message, moved = _user(message["content"]), True
             own.append(message)
         return joined(own) if moved else own
+
+    @cached_property
+    def _shows_ids_as_names(self) -> bool:
+        """Whether the template writes a call's id where others write its function: Kimi K2's ids hold both."""
+        call, result = _call(), {**_result(), "name": _UNKNOWN}
+        call["function"]["name"] = "kestrel 9"
+        exchange = [_user(), _answer("", tool_calls=[call]), result]
+        return self._shows(exchange, _ID, _CALLED) and not self._shows(exchange, "kestrel 9")
+
+    def _with_named_ids(self, messages: list[Message]) -> list[Message]:
+        """Ids that hold their function and a number, as Kimi K2 writes them, if the template shows no other name."""
+        if not any("tool_calls" in each for each in messages) or not self._shows_ids_as_names:
+            return messages
+        own, ids, count = list[Message](), dict[str, str](), 0
+        for message in messages:
+            calls = list[Message]()
+            for call in message.get("tool_calls", ()):
+                ids[call["id"]] = f"functions.{call['function']['name']}:{count}"
+                calls.append({**call, "id": ids[call["id"]]})
+                count += 1
+            message = {**message, "tool_calls": calls} if calls else message
+            if message["role"] == "tool":
+                message = {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+            own.append(message)
+        return own
 
     def _apart(self, message: Message) -> list[Message]:
         """The message as one, or its text and each of its calls apart: the first way that shows everything.
