@@ -161,6 +161,22 @@ def test_ids_name_their_function_where_the_template_shows_no_other_name() -> Non
     ]
 
 
+def test_results_are_responses_of_their_calls_where_the_template_takes_them_there() -> None:
+    """As Gemma 4's first template does, which writes the role ``tool`` as a speaker's text."""
+    responds = BODY.replace(
+        "{%- if m.role == 'tool' %}",
+        "{%- for r in m.tool_responses or [] %} {{ r.name }}: {{ r.response }}{% endfor %}{%- if m.role == 'tool' %}",
+    )
+    found = [result("a", '{"t": 21}'), result("b", "[1]"), result("lone", '{"t": NaN}')]
+    assert shown(responds, user(), said("", "a", "b"), *found, said("so"), result("late"))[1:] == [
+        '[assistant] <f {"x": "a"} a><f {"x": "b"} b> f: {\'t\': 21} f: [1] unknown: {"t": NaN}',
+        "[assistant] so",
+        "[tool] found (unknown late)",
+    ]
+    whole = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
+    assert '"role": "tool"' in shown(whole, user(), said("", "a"), result())[-1]
+
+
 @pytest.mark.parametrize("odd", ["<|im_end|>", "a b", "é" * 300])
 def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None:
     call = {"id": odd, "function": {"name": odd, "arguments": "{}"}}

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.text.conversation.messages import THINKING, joined
-from edgespec.text.conversation.tools import Message
+from edgespec.text.conversation.tools import Message, copied
 
 # What the small conversations say: words that no template writes.
 _ASKED, _TOLD, _CALLED, _FOUND = "kestrel 1", "kestrel 2", "kestrel 3", "kestrel 4"
@@ -27,6 +27,7 @@ _NAME = "trial_function"
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 # The function of a result that names none: some templates print a name.
 _UNKNOWN = "unknown"
+_RESPONSES = "tool_responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Shapes:
             own = self._with_system(own)
             own = [part for each in own for part in self._apart(each)]
             own = self._alternating(own)
-        return [self._written(each) for each in own]
+        return self._as_given(own)
 
     def _shows(self, messages: Iterable[Message], *texts: str) -> bool:
         """Whether the template renders these messages, and each of the texts is there."""
@@ -101,7 +102,7 @@ class Shapes:
     def _rendered(self, messages: Iterable[Message]) -> str:
         """The text of the messages; empty if the template refuses them."""
         try:
-            return self._render([self._written(each) for each in messages])
+            return self._render(self._as_given(messages))
         except EdgespecError:
             return ""
 
@@ -243,6 +244,29 @@ class Shapes:
             return False
         return _CALLED in rendered and _FOUND in rendered
 
+    @cached_property
+    def _responds(self) -> bool:
+        """Whether the template takes results as responses of the message that has the calls, as Gemma 4's does."""
+        call = _written(_answer("", tool_calls=[_call()]), self._form, self._ids)
+        try:
+            rendered = self._render([_user(), {**call, _RESPONSES: [{"name": _NAME, "response": _FOUND}]}])
+        except EdgespecError:
+            return False
+        return _FOUND in rendered and _RESPONSES not in rendered  # not a template that prints messages whole
+
+    def _as_given(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages as the template gets them."""
+        own, called = list[Message](), False
+        for message in messages:
+            if message["role"] != "tool":
+                called = "tool_calls" in message
+            elif called and self._responds:
+                response = {"name": message.get("name", _UNKNOWN), "response": _response(message["content"])}
+                own[-1] = {**own[-1], _RESPONSES: [*own[-1].get(_RESPONSES, ()), response]}
+                continue
+            own.append(self._written(message))
+        return own
+
     def _written(self, message: Message) -> Message:
         called = message["role"] == "tool" or "tool_calls" in message
         return _written(message, self._form if called else _FORMS[0], self._ids if called else str)
@@ -282,6 +306,15 @@ def _written_call(call: Mapping[str, Any], form: _Form, ids: Callable[[str], str
     arguments = json.loads(function["arguments"]) if form.mappings else function["arguments"]
     written = {"name": function["name"], "arguments": arguments}
     return {**call, "id": ids(call["id"]), "function": written}
+
+
+def _response(text: str) -> Any:
+    """A result as its JSON object, or as its text if it is none that a template takes."""
+    try:
+        found = json.loads(text)
+        return copied(found, "a result") if isinstance(found, dict) else text
+    except (ValueError, RecursionError, InvalidRequestError):
+        return text
 
 
 def _short_id(given: str) -> str:
