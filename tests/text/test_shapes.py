@@ -184,10 +184,24 @@ def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None
     assert (called, found) == (f"[assistant] <{odd} {{}} {odd}>", f"[tool] found ({odd} {odd})")
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "tool_plan"])
 def test_thinking_has_every_name_that_templates_use(name: str) -> None:
     thinks = BODY.replace("[{{ m.role }}]", "[{{ m.role }}]{% if m." + name + " %}({{ m." + name + " }}){% endif %}")
     assert shown(thinks, user(), said("x", reasoning="hm"), user())[1] == "[assistant](hm) x"
+
+
+def test_thinking_next_to_calls_is_a_block_of_the_content_where_the_template_takes_it_there() -> None:
+    """As Mistral's reasoning models do; others would print the list."""
+    blocks = BODY.replace(
+        "{{ m.content or '' }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for b in m.content or [] %}{{ '(' + b.thinking + ')' if b.type == 'thinking' else b.text }}{% endfor %}"
+        "{% endif %}",
+    )
+    for text in ("so", ""):
+        sent = [user(), said(text, "a", reasoning="hm"), result()]
+        assert shown(blocks, *sent)[1] == f'[assistant] (hm){text}<f {{"x": "a"}} a>'
+        assert shown(BODY, *sent)[1] == f'[assistant] {text}<f {{"x": "a"}} a>'
 
 
 def test_thinking_and_text_next_to_calls_are_apart_where_the_template_takes_one_of_them() -> None:

@@ -216,6 +216,7 @@ class Shapes:
         needed = [_CALLED, _FOUND, *["kestrel 5", "kestrel 6"] * several, *[_TOLD] * text]
         trials = ([_user(), *way, *results, _answer("kestrel 8"), _user()] for way in _ways(message))
         rendered = [self._rendered(trial) for trial in trials]
+        rendered = ["" if re.search("['\"]kestrel 7", shown) else shown for shown in rendered]  # a list as it is
         in_order = [*[_TOLD] * text, _CALLED, _FOUND]
         for order in (in_order, []):
             for texts in ([*needed, "kestrel 7"], needed):  # most templates leave out the thinking of earlier turns
@@ -286,13 +287,19 @@ def _ways(message: Message) -> Iterator[list[Message]]:
     yield [{**message, "tool_calls": calls[:1]}, *apart[1:]]
     yield [said, *apart]
     yield [said, _user(""), silent]  # where roles must alternate, and a call's text is left out
+    if THINKING[0] in message:  # as Mistral's reasoning models take it
+        blocks = [
+            {"type": "thinking", "thinking": message[THINKING[0]]},
+            {"type": "text", "text": message["content"]},
+        ]
+        yield [{**message, "content": blocks if message["content"] else blocks[:1]}]
 
 
 def _written(message: Message, form: _Form, ids: Callable[[str], str]) -> Message:
     """A message with the names that templates use: thinking under all of its names, calls with arguments and ids."""
     own = dict(message)
     if THINKING[0] in own:
-        own |= dict.fromkeys(THINKING, own[THINKING[0]])
+        own |= dict.fromkeys((*THINKING, "tool_plan"), own[THINKING[0]])
     if own["role"] == "tool":
         own |= {"tool_call_id": ids(own["tool_call_id"]), "name": own.get("name", _UNKNOWN)}
     if "tool_calls" in own:
