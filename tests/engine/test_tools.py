@@ -185,7 +185,7 @@ class Marked:
 
 def test_control_tokens_that_mark_calls_have_a_text_where_tools_are_used() -> None:
     tokenizer: Any = Marked()
-    use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()]))
+    use = tool_use("mistral", "{{ tools }} [TOOL_CALLS] [ARGS]", tokenizer, check_tools([tool()]), shows=True)
     assert use.marks == {0: b"[TOOL_CALLS]", 1: b"[ARGS]"}
     tokens = [0, *b"weather", 1, *b'{"city": "x"}']
     own, other = AnswerText(tokenizer, Ends(), use.marks), AnswerText(tokenizer, Ends())

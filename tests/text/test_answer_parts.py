@@ -92,6 +92,10 @@ HARMONY_MARKS, FINAL = thinking_marks("<|channel|>analysis<|message|> <|end|>"),
         (f"<|channel|>analysis<|message|>Hm, hm.<|end|><|start|>assistant{FINAL}Yes.", "Hm, hm.", "Yes."),
         (f"{FINAL}Yes.", "", "Yes."),
         ("<|channel|>final <|constrain|>json<|message|>{}", "", "{}"),
+        ("<|channel|>final<|constrain|>JSON<|message|>{}", "", "{}"),
+        ("<|channel|>final json<|message|>{}", "", "{}"),
+        ("<|channel|>commentary <|constrain|>json<|message|>{}", "", "{}"),
+        ("<|channel|>final to", None, "<|channel|>final to"),
         (
             "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look."
             f"<|end|><|start|>assistant<|channel|>analysis<|message|> So. <|end|><|start|>assistant{FINAL}Yes",
@@ -183,6 +187,7 @@ BITS = st.sampled_from(
         ],
         *["<function=weather>", "<parameter=city>", "</parameter>", "</function>", "weather[ARGS]{}", "\U0001f642"],
         *["<|channel|>analysis<|message|>", "<|channel|>", "<|end|>", "<|start|>assistant", FINAL, "<|message|>"],
+        *["<|channel|>commentary", "<|channel|>final ", "<|constrain|>", "JSON"],
     ]
 )
 

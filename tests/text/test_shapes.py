@@ -34,6 +34,13 @@ ALTERNATES = (
 )
 ONE_OF_BOTH = BODY.replace("{{ m.content or '' }}", "{% if not m.tool_calls %}{{ m.content or '' }}{% endif %}")
 
+# As Gemma 4's: the results follow their calls, and the text of the calls' message both.
+RESULTS_FIRST = """{% for m in messages %}{% if m.role != 'tool' %}[{{ m.role }}]
+{%- for c in m.tool_calls or [] %} <{{ c.function.name }} {{ c.function.arguments | tojson }} {{ c.id }}>
+{%- for r in messages if r.role == 'tool' and r.tool_call_id == c.id %} {{ r.content }}{% endfor %}
+{%- endfor %} {{ m.content }}
+{% endif %}{% endfor %}"""
+
 
 def user(content: str = "hello") -> Message:
     return {"role": "user", "content": content}
@@ -86,6 +93,8 @@ def shown(source: str, *messages: Message) -> list[str]:
             "[user] hello", "[assistant] so", "[user] ", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)",
             "[assistant] it", "[user] and",
         ]),
+        # a text behind the results of its calls
+        (RESULTS_FIRST, [said("so", "a"), result()], ["[assistant] so", '[assistant] <f {"x": "a"} a> found']),
         # the user speaks after a result, or after a call without one
         (ALTERNATES + BODY, [user(), said("", "a"), result(), user("and")], [
             "[user] hello", '[assistant] <f {"x": "a"} a>', "[tool] found (f a)", "[assistant] ", "[user] and"
@@ -138,6 +147,36 @@ def test_ids_are_nine_letters_and_digits_where_the_template_insists_on_them() ->
     assert found == f"[tool] found (f {own})"
 
 
+def test_ids_name_their_function_where_the_template_shows_no_other_name() -> None:
+    """As Kimi K2's does."""
+    no_names = BODY.replace("{{ c.function.name }} ", "").replace("{{ m.name }} ", "")
+    sent = [user(), said("", "x", "y"), result("x"), result("y"), said("", "x"), result("x"), result("other")]
+    assert shown(no_names, *sent)[1:] == [
+        '[assistant] <{"x": "x"} functions.f:0><{"x": "y"} functions.f:1>',
+        "[tool] found (functions.f:0)",
+        "[tool] found (functions.f:1)",
+        '[assistant] <{"x": "x"} functions.f:2>',
+        "[tool] found (functions.f:2)",
+        "[tool] found (other)",
+    ]
+
+
+def test_results_are_responses_of_their_calls_where_the_template_takes_them_there() -> None:
+    """As Gemma 4's first template does, which writes the role ``tool`` as a speaker's text."""
+    responds = BODY.replace(
+        "{%- if m.role == 'tool' %}",
+        "{%- for r in m.tool_responses or [] %} {{ r.name }}: {{ r.response }}{% endfor %}{%- if m.role == 'tool' %}",
+    )
+    found = [result("a", '{"t": 21}'), result("b", "[1]"), result("lone", '{"t": NaN}')]
+    assert shown(responds, user(), said("", "a", "b"), *found, said("so"), result("late"))[1:] == [
+        '[assistant] <f {"x": "a"} a><f {"x": "b"} b> f: {\'t\': 21} f: [1] unknown: {"t": NaN}',
+        "[assistant] so",
+        "[tool] found (unknown late)",
+    ]
+    whole = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
+    assert '"role": "tool"' in shown(whole, user(), said("", "a"), result())[-1]
+
+
 @pytest.mark.parametrize("odd", ["<|im_end|>", "a b", "é" * 300])
 def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None:
     call = {"id": odd, "function": {"name": odd, "arguments": "{}"}}
@@ -145,10 +184,24 @@ def test_ids_and_names_of_any_characters_are_shown_as_they_are(odd: str) -> None
     assert (called, found) == (f"[assistant] <{odd} {{}} {odd}>", f"[tool] found ({odd} {odd})")
 
 
-@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking", "tool_plan"])
 def test_thinking_has_every_name_that_templates_use(name: str) -> None:
     thinks = BODY.replace("[{{ m.role }}]", "[{{ m.role }}]{% if m." + name + " %}({{ m." + name + " }}){% endif %}")
     assert shown(thinks, user(), said("x", reasoning="hm"), user())[1] == "[assistant](hm) x"
+
+
+def test_thinking_next_to_calls_is_a_block_of_the_content_where_the_template_takes_it_there() -> None:
+    """As Mistral's reasoning models do; others would print the list."""
+    blocks = BODY.replace(
+        "{{ m.content or '' }}",
+        "{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for b in m.content or [] %}{{ '(' + b.thinking + ')' if b.type == 'thinking' else b.text }}{% endfor %}"
+        "{% endif %}",
+    )
+    for text in ("so", ""):
+        sent = [user(), said(text, "a", reasoning="hm"), result()]
+        assert shown(blocks, *sent)[1] == f'[assistant] (hm){text}<f {{"x": "a"}} a>'
+        assert shown(BODY, *sent)[1] == f'[assistant] {text}<f {{"x": "a"}} a>'
 
 
 def test_thinking_and_text_next_to_calls_are_apart_where_the_template_takes_one_of_them() -> None:

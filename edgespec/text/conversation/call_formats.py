@@ -19,7 +19,7 @@ _FILLED = {
     "{key}": (r"[^<>\n]", 1, 256),
     "{kind}": (r"[a-z]", 1, 16),
     "{id}": (r"[\w.:-]", 1, 64),
-    "{word}": (r"[a-z]", 0, 16),
+    "{word}": (r"[A-Za-z]", 0, 16),
     "\n": (r"\s", 0, 64),
 }
 _READ = ("{name}", "{key}", "{kind}")
@@ -62,6 +62,16 @@ class Mark:
         found = self._whole.match(text, at)
         open_end = found is not None and found.end() == len(text) and self.parts[-1] in _FILLED
         return None if open_end and not final else found
+
+    def find(self, text: str) -> int | None:
+        """Where the mark is in a text; None without it."""
+        found = self._whole.search(text)
+        return None if found is None else found.start()
+
+    def begun_at(self, text: str) -> int:
+        """Where the text may become the mark, at its end if nowhere before."""
+        found = self._begun.search(text)
+        return len(text) if found is None else found.start()
 
     def begins(self, text: str, at: int) -> bool:
         """Whether the text from a position on may become the mark."""

@@ -102,7 +102,8 @@ class PromptFormat:
         if not tools:
             return None
         template = self._templates.chosen(tools=True, documents=bool((variables or {}).get(DOCUMENTS)))
-        return tool_use(self._name, None if template is None else template.source, self.tokenizer, tools)
+        source, shows = (None, False) if template is None else (template.source, template.shows_tools)
+        return tool_use(self._name, source, self.tokenizer, tools, shows=shows)
 
     def read(
         self,

@@ -54,6 +54,12 @@ def as_calls(calls: Sequence[tuple[str, Mapping[str, Any]]], syntax: Syntax) -> 
     return f"[{', '.join(written)}]"
 
 
+def as_call(form: str, name: str, arguments: Mapping[str, Any]) -> str:
+    """One call as JSON, in a form with places for its name and its arguments."""
+    before, behind = form.split("{arguments}")
+    return before.replace("{name}", _quoted(name)) + json.dumps(arguments, ensure_ascii=False) + behind
+
+
 @cache
 def _token(syntax: Syntax) -> re.Pattern[str]:
     """A text, a word with the sign behind it, or the bracket that closes a call. A text may lack its last quote."""

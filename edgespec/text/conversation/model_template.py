@@ -13,7 +13,6 @@ from edgespec.text.chat_template.origin import joined
 from edgespec.text.chat_template.template import ABSENT, ChatTemplate
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.shapes import TRIAL_TOOL, Shapes
-from edgespec.text.conversation.tool_use import shows_tools
 from edgespec.text.conversation.tools import Message
 from edgespec.text.conversation.variables import DOCUMENTS
 from edgespec.text.request_budget import RequestBudget
@@ -22,6 +21,8 @@ from edgespec.text.request_budget import RequestBudget
 _TRIAL = TemplateLimits(steps=30_000, deadline_s=math.inf)
 
 
+# The names of a request's tools: SmolLM3's template calls them its own way.
+_TOOLS = ("tools", "xml_tools")
 # Stands for a content in a rendering: no template writes it.
 _LAST = "kestrel"
 
@@ -61,6 +62,8 @@ class ModelTemplate:
         With ``begins_answer`` it ends where an answer begins. Raises TemplateError, and what ``budget`` raises.
         """
         given, absent = dict(values), ABSENT if self._takes_none else {}
+        if "tools" in given:
+            given |= {name: given["tools"] for name in _TOOLS if self.reads(name)}
         return self._compiled.render(
             given.pop("messages"),
             add_generation_prompt=begins_answer,
@@ -96,9 +99,14 @@ class ModelTemplate:
         return variable in self._compiled.reads
 
     @property
+    def shows_tools(self) -> bool:
+        """Whether the template reads tools. Raises TemplateError."""
+        return any(map(self.reads, _TOOLS))
+
+    @property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools, and the format of its calls is known."""
-        return call_format(self.source) is not None and shows_tools(self.source)
+        """Whether the template shows tools, and the format of its calls is known. Raises TemplateError."""
+        return call_format(self.source) is not None and self.shows_tools
 
     @property
     def shows_calls(self) -> bool:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.text.conversation.messages import THINKING, joined
-from edgespec.text.conversation.tools import Message
+from edgespec.text.conversation.tools import Message, copied
 
 # What the small conversations say: words that no template writes.
 _ASKED, _TOLD, _CALLED, _FOUND = "kestrel 1", "kestrel 2", "kestrel 3", "kestrel 4"
@@ -27,6 +27,7 @@ _NAME = "trial_function"
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 # The function of a result that names none: some templates print a name.
 _UNKNOWN = "unknown"
+_RESPONSES = "tool_responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +88,23 @@ class Shapes:
         own = list(messages)
         if self._works:
             own = self._with_known_calls(own)
+            own = self._with_named_ids(own)
             own = self._with_system(own)
             own = [part for each in own for part in self._apart(each)]
             own = self._alternating(own)
-        return [self._written(each) for each in own]
+        return self._as_given(own)
 
     def _shows(self, messages: Iterable[Message], *texts: str) -> bool:
         """Whether the template renders these messages, and each of the texts is there."""
-        try:
-            rendered = self._render([self._written(each) for each in messages])
-        except EdgespecError:
-            return False
+        rendered = self._rendered(messages)
         return all(text in rendered for text in texts)
+
+    def _rendered(self, messages: Iterable[Message]) -> str:
+        """The text of the messages; empty if the template refuses them."""
+        try:
+            return self._render(self._as_given(messages))
+        except EdgespecError:
+            return ""
 
     @cached_property
     def _works(self) -> bool:
@@ -163,8 +169,36 @@ class Shapes:
             own.append(message)
         return joined(own) if moved else own
 
+    @cached_property
+    def _shows_ids_as_names(self) -> bool:
+        """Whether the template writes a call's id where others write its function: Kimi K2's ids hold both."""
+        call, result = _call(), {**_result(), "name": _UNKNOWN}
+        call["function"]["name"] = "kestrel 9"
+        exchange = [_user(), _answer("", tool_calls=[call]), result]
+        return self._shows(exchange, _ID, _CALLED) and not self._shows(exchange, "kestrel 9")
+
+    def _with_named_ids(self, messages: list[Message]) -> list[Message]:
+        """Ids that hold their function and a number, as Kimi K2 writes them, if the template shows no other name."""
+        if not any("tool_calls" in each for each in messages) or not self._shows_ids_as_names:
+            return messages
+        own, ids, count = list[Message](), dict[str, str](), 0
+        for message in messages:
+            calls = list[Message]()
+            for call in message.get("tool_calls", ()):
+                ids[call["id"]] = f"functions.{call['function']['name']}:{count}"
+                calls.append({**call, "id": ids[call["id"]]})
+                count += 1
+            message = {**message, "tool_calls": calls} if calls else message
+            if message["role"] == "tool":
+                message = {**message, "tool_call_id": ids.get(message["tool_call_id"], message["tool_call_id"])}
+            own.append(message)
+        return own
+
     def _apart(self, message: Message) -> list[Message]:
-        """The message as one, or its text and each of its calls apart: the first way that shows everything."""
+        """The message as one, or its text and each of its calls apart: the first way that shows everything.
+
+        Its text comes before its calls: some templates write it behind their results.
+        """
         calls = message.get("tool_calls", ())
         kind = bool(message["content"]), THINKING[0] in message, len(calls) > 1
         if not calls or kind == (False, False, False):
@@ -180,11 +214,16 @@ class Shapes:
         if thinking:
             message[THINKING[0]] = "kestrel 7"
         needed = [_CALLED, _FOUND, *["kestrel 5", "kestrel 6"] * several, *[_TOLD] * text]
-        trials = [[_user(), *way, *results, _answer("kestrel 8"), _user()] for way in _ways(message)]
-        for texts in ([*needed, "kestrel 7"], needed):  # most templates leave out the thinking of earlier turns
-            for number, trial in enumerate(trials):
-                if self._shows(trial, *texts):
-                    return number
+        trials = ([_user(), *way, *results, _answer("kestrel 8"), _user()] for way in _ways(message))
+        rendered = [self._rendered(trial) for trial in trials]
+        rendered = ["" if re.search("['\"]kestrel 7", shown) else shown for shown in rendered]  # a list as it is
+        in_order = [*[_TOLD] * text, _CALLED, _FOUND]
+        for order in (in_order, []):
+            for texts in ([*needed, "kestrel 7"], needed):  # most templates leave out the thinking of earlier turns
+                for number, shown in enumerate(rendered):
+                    places = [shown.find(each) for each in order]
+                    if all(each in shown for each in texts) and places == sorted(places):
+                        return number
         return 0
 
     @cached_property
@@ -206,6 +245,29 @@ class Shapes:
             return False
         return _CALLED in rendered and _FOUND in rendered
 
+    @cached_property
+    def _responds(self) -> bool:
+        """Whether the template takes results as responses of the message that has the calls, as Gemma 4's does."""
+        call = _written(_answer("", tool_calls=[_call()]), self._form, self._ids)
+        try:
+            rendered = self._render([_user(), {**call, _RESPONSES: [{"name": _NAME, "response": _FOUND}]}])
+        except EdgespecError:
+            return False
+        return _FOUND in rendered and _RESPONSES not in rendered  # not a template that prints messages whole
+
+    def _as_given(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages as the template gets them."""
+        own, called = list[Message](), False
+        for message in messages:
+            if message["role"] != "tool":
+                called = "tool_calls" in message
+            elif called and self._responds:
+                response = {"name": message.get("name", _UNKNOWN), "response": _response(message["content"])}
+                own[-1] = {**own[-1], _RESPONSES: [*own[-1].get(_RESPONSES, ()), response]}
+                continue
+            own.append(self._written(message))
+        return own
+
     def _written(self, message: Message) -> Message:
         called = message["role"] == "tool" or "tool_calls" in message
         return _written(message, self._form if called else _FORMS[0], self._ids if called else str)
@@ -225,13 +287,19 @@ def _ways(message: Message) -> Iterator[list[Message]]:
     yield [{**message, "tool_calls": calls[:1]}, *apart[1:]]
     yield [said, *apart]
     yield [said, _user(""), silent]  # where roles must alternate, and a call's text is left out
+    if THINKING[0] in message:  # as Mistral's reasoning models take it
+        blocks = [
+            {"type": "thinking", "thinking": message[THINKING[0]]},
+            {"type": "text", "text": message["content"]},
+        ]
+        yield [{**message, "content": blocks if message["content"] else blocks[:1]}]
 
 
 def _written(message: Message, form: _Form, ids: Callable[[str], str]) -> Message:
     """A message with the names that templates use: thinking under all of its names, calls with arguments and ids."""
     own = dict(message)
     if THINKING[0] in own:
-        own |= dict.fromkeys(THINKING, own[THINKING[0]])
+        own |= dict.fromkeys((*THINKING, "tool_plan"), own[THINKING[0]])
     if own["role"] == "tool":
         own |= {"tool_call_id": ids(own["tool_call_id"]), "name": own.get("name", _UNKNOWN)}
     if "tool_calls" in own:
@@ -245,6 +313,15 @@ def _written_call(call: Mapping[str, Any], form: _Form, ids: Callable[[str], str
     arguments = json.loads(function["arguments"]) if form.mappings else function["arguments"]
     written = {"name": function["name"], "arguments": arguments}
     return {**call, "id": ids(call["id"]), "function": written}
+
+
+def _response(text: str) -> Any:
+    """A result as its JSON object, or as its text if it is none that a template takes."""
+    try:
+        found = json.loads(text)
+        return copied(found, "a result") if isinstance(found, dict) else text
+    except (ValueError, RecursionError, InvalidRequestError):
+        return text
 
 
 def _short_id(given: str) -> str:

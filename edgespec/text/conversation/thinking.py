@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from edgespec.text.conversation.pieces import overlap
+from edgespec.text.conversation.call_formats import Mark
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
@@ -19,7 +19,8 @@ class ThinkingMarks:
 
     ``answer``: marks behind each of which its answer begins, if it has any. ``others`` are then the further marks
     around what it says to others, first the one that begins its next message. Thinking may come again after them.
-    ``shown``: what its chat template has where it does not spell the marks.
+    ``shown``: what its chat template has where it does not spell the marks. ``read``: these two as they are read,
+    where models write them in more ways.
     """
 
     opening: str
@@ -27,6 +28,7 @@ class ThinkingMarks:
     answer: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     shown: str = ""
+    read: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -69,6 +71,14 @@ _KNOWN = (
         "<|end|>",
         ("<|channel|>final<|message|>", "<|channel|>final <|constrain|>json<|message|>"),
         ("<|start|>assistant", "<|channel|>commentary<|message|>", "<|end|>"),
+        read=(
+            "<|start|>assistant",
+            "<|channel|>final\n{word}<|message|>",
+            "<|channel|>final\n<|constrain|>{word}<|message|>",
+            "<|channel|>commentary\n{word}<|message|>",
+            "<|channel|>commentary\n<|constrain|>{word}<|message|>",
+            "<|end|>",
+        ),
     ),
     # Solar Open.
     ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
@@ -116,7 +126,8 @@ class ThinkingText:
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
         self._marks = marks
-        self._begins = (marks.opening, *marks.outside)
+        self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
+        self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
@@ -153,15 +164,15 @@ class ThinkingText:
             return self._cut_before(self._begins if self._marks.answer else (), Says.ANSWER)
         closing = self._marks.closing
         if not held.startswith(closing):
-            return self._cut_before((closing,), Says.THOUGHT)
+            return self._cut_before((self._closing,), Says.THOUGHT)
         self._closed, self._next, self._without_mark = not self._marks.answer, Says.MARK, Says.ANSWER
         return len(closing), Says.MARK
 
-    def _cut_before(self, marks: Sequence[str], says: Says) -> tuple[int, Says] | None:
+    def _cut_before(self, marks: Sequence[Mark], says: Says) -> tuple[int, Says] | None:
         """Text up to the first of the marks, which ends the answer."""
         held = self._held
-        starts = [start for mark in marks if (start := held.find(mark)) >= 0]
-        cut = min(starts, default=len(held) - overlap(held, marks))
+        starts = [start for mark in marks if (start := mark.find(held)) is not None]
+        cut = min(starts or [len(held), *(mark.begun_at(held) for mark in marks)])
         if starts and says is Says.ANSWER:
             self._next = Says.MARK
         return (cut, says) if cut or self._next is Says.MARK else None
@@ -173,12 +184,12 @@ class ThinkingText:
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK
             return blanks, Says.MARK
-        found = next((mark for mark in self._begins if begun.startswith(mark)), None)
-        if found is not None:
-            self._next = Says.THOUGHT if found == self._marks.opening else Says.MARK
-            self._without_mark = self._without_mark if found == self._marks.opening else Says.ANSWER
-            return blanks + len(found), Says.MARK
-        if any(mark.startswith(begun) for mark in self._begins):
+        for mark in self._begins:
+            if found := mark.match(begun, 0, final=False):
+                self._next = Says.THOUGHT if mark is self._opening else Says.MARK
+                self._without_mark = self._without_mark if mark is self._opening else Says.ANSWER
+                return blanks + found.end(), Says.MARK
+        if any(mark.begins(begun, 0) for mark in self._begins):
             return None
         self._next = self._without_mark
         return 0, self._next

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
-from edgespec.text.conversation.literals import as_calls
+from edgespec.text.conversation.literals import PYTHON, as_call, as_calls
 from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.tokenizers.tokenizer import Tokenizer, control_tokens
 
@@ -39,10 +38,14 @@ class ToolUse:
         return CallText(self.format, known, ids=self.ids, bare=bare)
 
 
-def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> ToolUse:
-    """How the model ``name`` uses ``tools``. Raises InvalidRequestError if its template does not say how."""
+def tool_use(
+    name: str, template: str | None, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]], *, shows: bool
+) -> ToolUse:
+    """How the model ``name`` uses ``tools``; ``shows``: whether its template shows them.
+
+    Raises InvalidRequestError if its template does not say how.
+    """
     form = None if template is None else call_format(template)
-    shows = template is not None and shows_tools(template)
     if form is None or not shows:
         raise InvalidRequestError(
             f"{name} cannot be given tools: "
@@ -53,16 +56,16 @@ def tool_use(name: str, template: str | None, tokenizer: Tokenizer, tools: Seque
     return ToolUse(tools=tuple(tools), format=form, marks=control_tokens(tokenizer, form.marks), ids=ids_begin)
 
 
-def shows_tools(template: str) -> bool:
-    """Whether a chat template mentions tools."""
-    return re.search(r"\btools\b", template) is not None
-
-
 def with_calls_in_text(message: Mapping[str, Any], form: CallFormat) -> dict[str, Any]:
     """The message with its calls in its text, for a template that has no place for calls; their marks are its own."""
     own = {key: value for key, value in message.items() if key != "tool_calls"}
     if "tool_calls" in message:
         functions = [call["function"] for call in message["tool_calls"]]
-        calls = as_calls([(each["name"], json.loads(each["arguments"])) for each in functions], form.syntax)
-        own["content"] = joined((own["content"], written(form.opening), calls, written(form.closing)))
+        calls = [(each["name"], json.loads(each["arguments"])) for each in functions]
+        if form.syntax == PYTHON or form.call.startswith("["):
+            blocks = [as_calls(calls, form.syntax)]
+        else:
+            blocks = [f"\n{as_call(form.call, *call)}\n" for call in calls]
+        parts = [part for block in blocks for part in (written(form.opening), block, written(form.closing), "\n")]
+        own["content"] = joined((own["content"], *parts[:-1]))
     return own

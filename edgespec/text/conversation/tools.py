@@ -107,9 +107,10 @@ def _tool(number: int, tool: Any) -> Message:
 
 
 def eased(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The tools for a template that joins texts: each has a description, and defaults in a choice are texts.
+    """The tools for a template that fails without a description or properties, or joins texts: each has them, and
+    defaults in a choice are texts.
 
-    gpt-oss' template fails without them.
+    The templates of gpt-oss and Seed-OSS do.
     """
 
     def texts(value: Any) -> Any:
@@ -122,13 +123,12 @@ def eased(tools: Sequence[Mapping[str, Any]]) -> list[Message]:
             own["default"] = json.dumps(own["default"], ensure_ascii=False)
         return own
 
-    return [
-        {
-            **tool,
-            "function": {"description": "", **tool["function"], "parameters": texts(tool["function"]["parameters"])},
-        }
-        for tool in tools
-    ]
+    own = list[Message]()
+    for tool in tools:
+        parameters = tool["function"]["parameters"]
+        parameters = texts({**parameters, "properties": parameters.get("properties", {})})
+        own.append({**tool, "function": {"description": "", **tool["function"], "parameters": parameters}})
+    return own
 
 
 def read_calls(number: int, calls: object) -> list[Message]:
