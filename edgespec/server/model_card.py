@@ -11,7 +11,6 @@ from pathlib import Path
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
-from edgespec.errors import TemplateError
 from edgespec.files.gguf.records import CHAT_TEMPLATE, GgufHeader, Scalar
 from edgespec.files.model_file import LocatedModel
 from edgespec.store.hub.quantisations import quantisation_name
@@ -74,16 +73,10 @@ def _card(file: LocatedModel, context_length: int, fills_in: bool) -> ModelCard:
         template=template,
         licence=licence if isinstance(licence, str) else None,
         metadata={key: value for key, value in single.items() if not key.startswith(CHAT_TEMPLATE)},
-        uses_tools=any(map(_takes_tools, templates)),
+        uses_tools=any(ModelTemplate(each, lambda: ("", "")).takes_tools for each in templates),
         thinks=thinking_marks(template) is not None,
         fills_in=fills_in,
     )
-
-
-def _takes_tools(template: str) -> bool:
-    with suppress(TemplateError):
-        return ModelTemplate(template, lambda: ("", "")).takes_tools
-    return False
 
 
 def _single_values(header: GgufHeader) -> dict[str, Scalar]:

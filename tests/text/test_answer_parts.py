@@ -114,14 +114,21 @@ def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: 
         assert (whole.reasoning, whole.content) == (reasoning, content)
 
 
-def test_a_call_after_thinking_in_a_channel_is_a_call() -> None:
-    text = (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
-        '<|constrain|>json<|message|>{"city": "Oslo"}<|call|>'
-    )
+@pytest.mark.parametrize("thinking", [None, "Hm."])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
+        " to=functions.weather<|channel|>commentary json<|message|>",
+        " to=functions.weather<|channel|>commentary <|constrain|>json<|message|>",
+    ],
+)
+def test_a_call_in_a_channel_is_a_call(head: str, thinking: str | None) -> None:
+    before = "" if thinking is None else f"<|channel|>analysis<|message|>{thinking}<|end|><|start|>assistant"
+    text = f'{before}{head}{{"city": "Oslo"}}<|call|>'
     for chunks in ([text], list(text)):
         whole = said(chunks, marks=HARMONY_MARKS, form=HARMONY)
-        assert (whole.reasoning, whole.content) == ("Hm.", "")
+        assert (whole.reasoning, whole.content) == (thinking, "")
         assert [(call.name, call.arguments) for call in whole.calls] == [("weather", '{"city": "Oslo"}')]
 
 

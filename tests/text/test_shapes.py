@@ -173,6 +173,8 @@ def test_results_are_responses_of_their_calls_where_the_template_takes_them_ther
         "[assistant] so",
         "[tool] found (unknown late)",
     ]
+    for text in ('{"t": "cut \\ud83d"}', json.dumps({"t": [0] * 4096})):
+        assert f"f: {text}" in shown(responds, user(), said("", "a"), result("a", text))[1], "half a pair, or long"
     whole = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
     assert '"role": "tool"' in shown(whole, user(), said("", "a"), result())[-1]
 

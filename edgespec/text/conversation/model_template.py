@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -105,8 +106,10 @@ class ModelTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template shows tools, and the format of its calls is known. Raises TemplateError."""
-        return call_format(self.source) is not None and self.shows_tools
+        """Whether the template shows tools, and the format of its calls is known. One that is refused shows none."""
+        with suppress(TemplateError):
+            return call_format(self.source) is not None and self.shows_tools
+        return False
 
     @property
     def shows_calls(self) -> bool:

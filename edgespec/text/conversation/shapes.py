@@ -28,6 +28,9 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 # The function of a result that names none: some templates print a name.
 _UNKNOWN = "unknown"
 _RESPONSES = "tool_responses"
+# Characters of a result that is given as JSON. A template writes each value by itself, in about 40 of its steps, so
+# that 100 kB of numbers would pass its limits.
+_MOST_RESPONSE = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +319,9 @@ def _written_call(call: Mapping[str, Any], form: _Form, ids: Callable[[str], str
 
 
 def _response(text: str) -> Any:
-    """A result as its JSON object, or as its text if it is none that a template takes."""
+    """A result as its JSON object, or as its text if it is none that a template takes, or a long one."""
+    if len(text) > _MOST_RESPONSE or "\\ud" in text.lower():  # perhaps half of a surrogate pair
+        return text
     try:
         found = json.loads(text)
         return copied(found, "a result") if isinstance(found, dict) else text

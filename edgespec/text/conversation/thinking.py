@@ -128,6 +128,7 @@ class ThinkingText:
         self._marks = marks
         self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
         self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
+        self._ends = (self._opening, *map(Mark, marks.outside))  # of an answer: the head of a call may hold others
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
@@ -161,7 +162,7 @@ class ThinkingText:
         if self._next is Says.MARK:
             return self._cut_mark()
         if self._next is Says.ANSWER:
-            return self._cut_before(self._begins if self._marks.answer else (), Says.ANSWER)
+            return self._cut_before(self._ends if self._marks.answer else (), Says.ANSWER)
         closing = self._marks.closing
         if not held.startswith(closing):
             return self._cut_before((self._closing,), Says.THOUGHT)
