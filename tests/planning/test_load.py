@@ -210,6 +210,12 @@ def test_each_answers_nodes_are_those_with_the_most_tokens_of_all_answers() -> N
     assert found[0] > found[-1]
 
 
+def test_times_of_rows_lie_on_a_line_also_beyond_the_known_ones() -> None:
+    times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
+    for rows in (1.0, 2.6, 8.0, 63.5, 64.0, 96.0):
+        assert times.between_s(rows, 100) == pytest.approx(1.0 + 0.1 * (rows - 1.0))
+
+
 def test_times_with_others_are_those_of_all_rows() -> None:
     times = LiveTimes(ContextCurves(contexts=(100,), curves=(CURVE,)), 8)
     assert times.all_now(100) == pytest.approx([CURVE.seconds(rows) for rows in range(1, 9)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -105,6 +105,38 @@ def test_an_answer_whose_step_has_just_ended_is_awaited_before_its_thread_wakes(
     assert gathering.wait_s() == pytest.approx(BETWEEN_S)
 
 
+def test_a_drafter_that_reads_does_not_draft() -> None:
+    model, places = Model(weight=WEIGHT), list[float | None]()
+    member = Member(NativeCancel())
+    computed = model.scheduler._compute
+
+    def seen(shares: Sequence[Share]) -> Sequence[int]:
+        places.append(member.caller.weight)
+        return computed(shares)
+
+    model.scheduler._compute = seen
+    for scored in (1, 0):
+        assert model.scheduler.run(request(16, scored, member=member)) == OK
+    assert places == [WEIGHT, float("inf")]
+
+
+def test_a_thread_with_two_sequences_of_a_model_does_not_wait_for_itself() -> None:
+    gathering = Gathering()
+    gathering.answer(0.0, gathering.leader.caller)
+    gathering.leader.caller.weight = WEIGHT
+    assert gathering.wait_s() == 0.0
+
+
+def test_a_cancelled_step_waits_for_none() -> None:
+    gathering = Gathering()
+    other = Caller()
+    gathering.answer(STEP_S, other)
+    gathering.turns.came(other, WEIGHT / 10)
+    gathering.scheduler._leader = gathering.scheduler._waiting[0]
+    gathering.leader.cancel.set(True)
+    assert gathering.wait_s() == 0.0
+
+
 def test_no_step_waits_longer_than_it_would_take_twice() -> None:
     gathering = Gathering()
     gathering.scheduler._times.add(1, BETWEEN_S / 10)
@@ -142,11 +174,11 @@ def test_two_answers_that_draft_stay_together() -> None:
     drafter, target = Model(turns=turns, weight=1.0), Model(turns=turns, weight=WEIGHT)
     computed = target.scheduler._compute
 
-    def slow(shares: list[Share]) -> list[int]:
+    def slow(shares: Sequence[Share]) -> Sequence[int]:
         time.sleep(0.02)
-        return list(computed(shares))
+        return computed(shares)
 
-    target.scheduler._compute = slow  # type: ignore[assignment]
+    target.scheduler._compute = slow
     begin = threading.Barrier(2)
 
     def answer(drafts: int) -> None:
@@ -179,7 +211,7 @@ def test_a_sequence_that_is_silent_for_long_does_not_slow_the_steps_of_others(
     assert model.scheduler._members == ({silent, member} if stays else {member})
     entered: list[bool] = []
 
-    def enter(_wait_s: Callable[[float], float]) -> bool:
+    def enter(_wait_s: Callable[[float, float], float]) -> bool:
         entered.append(True)
         return False
 

@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-def complete(_now: float) -> float:
+def complete(_now: float, _free_at: float) -> float:
     return 0.0
 
 
@@ -56,7 +56,7 @@ def test_complete_steps_compute_in_order_and_those_that_wait_are_passed() -> Non
 
     def take(name: str) -> None:
         turns.crowd()
-        entered = turns.enter(lambda _now: waits[name])
+        entered = turns.enter(lambda _now, _free_at: waits[name])
         order.append(name)
         if entered:
             turns.leave()
@@ -83,7 +83,7 @@ def test_a_step_that_waits_again_lets_those_behind_it_compute() -> None:
     waits = {"first": 0.0, "second": 0.0}
 
     def take(name: str) -> None:
-        entered = turns.enter(lambda _now: waits[name])
+        entered = turns.enter(lambda _now, _free_at: waits[name])
         order.append(name)
         if entered:
             turns.leave()
@@ -106,13 +106,33 @@ def test_a_step_that_is_collected_looks_again_when_the_time_is_over() -> None:
     turns = Turns()
     asked: list[float] = []
 
-    def wait_s(now: float) -> float:
+    def wait_s(now: float, _free_at: float) -> float:
         asked.append(now)
         return 0.01 if len(asked) == 1 else 0.0
 
     assert not turns.enter(wait_s)
     assert len(asked) == 2
     assert asked[1] - asked[0] >= 0.009
+
+
+def test_a_step_knows_until_when_it_waited_for_another_model() -> None:
+    turns = Turns()
+    turns.crowd()
+    assert turns.enter(complete)
+    seen: list[float] = []
+
+    def wait_s(_now: float, free_at: float) -> float:
+        seen.append(free_at)
+        return 0.0
+
+    thread = threading.Thread(target=turns.enter, args=(wait_s,), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(turns._steps) and turns._steps[0].ready)
+    left_at = time.perf_counter()
+    turns.leave()
+    thread.join(WATCHDOG_S)
+    assert seen[0] < left_at <= seen[-1]
+    turns.leave()
 
 
 def test_turns_are_crowded_for_a_while() -> None:

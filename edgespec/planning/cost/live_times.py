@@ -130,6 +130,12 @@ class LiveTimes:
     def now_s(self, width: int, context: int) -> float:
         return self.factor * self.usual_s(width, context)
 
+    def between_s(self, rows: float, context: int) -> float:
+        """``now_s`` of any number of rows: between whole ones, and beyond the known ones, on a line."""
+        low = min(int(rows), len(self._base) - 2)
+        below_s, above_s = self.now_s(low, context), self.now_s(low + 1, context)
+        return below_s + (rows - low) * (above_s - below_s)
+
     def all_now(self, context: int, others: int = 0) -> list[float]:
         """T(1), T(2), ... at the current speed, each with ``others`` rows of other answers."""
         factor, first = self.factor, 1 + min(others, len(self._base) - 1 - self._widest)

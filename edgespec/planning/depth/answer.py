@@ -144,7 +144,7 @@ class AnswerDepth:
         if self._load.others:
             drafting = self._drafting
             rows = (self._load.rows(width, drafting) for width in range(1, len(self._own) + 1))
-            self._now = self._load.charge([self._times.now_s(each, self._context) for each in rows], drafting)
+            self._now = self._load.charge([self._times.between_s(each, self._context) for each in rows], drafting)
 
     # ---------------------------------------------------------------------------------------- deciding
 

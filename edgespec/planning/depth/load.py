@@ -1,9 +1,9 @@
 """What draft tokens cost in a step that answers share.
 
 A plain step then brings a token to each of these answers, and the time beyond it delays each of them, so it counts
-once for each. Answers that draft share the drafter's forwards too: each pays its part. Depths that pay by this count
-bring the most tokens a second of all answers together: the goodput of SmartSpec (Liu et al., 2024) and the row budget
-of TETRIS (Wu et al., 2025).
+once for each. Answers that draft cause that time together, and share the drafter's forwards: each pays its part.
+Depths that pay by this count bring the most tokens a second of all answers together: the goodput of SmartSpec (Liu et
+al., 2024) and the row budget of TETRIS (Wu et al., 2025).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from edgespec.planning.cost.curve import DraftCost
 _LATEST = 0.25
 
 # Answers that may draft are taken to draft as this one does, so that all decide in the same way. Of two or four that
-# drafted one or two tokens in every round, each met this share of the others in its drafter's forwards: the rest read,
-# or had copies of the text. If they draft less often than that, trust ends what does not pay.
+# drafted one or two tokens in every round, each met this share of the others in its drafter's forwards. The rest had
+# copies of the text, or read. If they draft less often than that, trust ends what does not pay.
 MET = 0.6
 
 # The gain, as a share of a token's time, that drafting has to promise more for each other answer: rows, meetings and
@@ -101,9 +101,9 @@ class Load:
         answers = 1.0 + self.others
         return next((depth for depth in range(cap, 0, -1) if rows_s(round(answers * (1 + depth))) <= MOST_STEP_S), 0)
 
-    def rows(self, width: int, drafting: float) -> int:
+    def rows(self, width: int, drafting: float) -> float:
         """The rows of a step if this answer has ``width``, and so have the ``drafting`` of the others that draft."""
-        return round(1.0 + self.others + (1.0 + drafting) * (width - 1))
+        return 1.0 + self.others + (1.0 + drafting) * (width - 1)
 
     def charge(self, forward_s: Sequence[float], drafting: float) -> list[float]:
         """The seconds of forwards with ``rows`` of widths 1, 2, ..., with the time beyond the first counted for each

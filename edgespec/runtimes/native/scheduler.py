@@ -346,21 +346,20 @@ class BatchScheduler:
             self._waiting.append(request)
             waits = self._leader is not None
             self._leader = self._leader or request
-        caller = member.caller
-        self._turns.came(caller, self._weight if request.is_whole else math.inf)
         try:
             return self._run(request, waits)
         finally:
-            self._turns.went(caller)
+            self._turns.went(member.caller)
 
     def _run(self, request: Request, waits: bool) -> int:
-        if waits:
-            try:
+        try:
+            self._turns.came(request.member.caller, self._weight if request.is_answer else math.inf)
+            if waits:
                 self._turns.crowd()
                 self._wait(request)
-            except BaseException:
-                self._withdraw(request)
-                raise
+        except BaseException:
+            self._withdraw(request)
+            raise
         if request.code is None:
             self._lead(request)
         assert request.code is not None
@@ -417,7 +416,7 @@ class BatchScheduler:
         if len(self._members) == 1 and not self._turns.is_crowded:
             return False
         begun = self._clock()
-        return self._turns.enter(lambda now: self._wait_s(begun, now))
+        return self._turns.enter(lambda now, free_at: self._wait_s(max(begun, free_at), now))
 
     def _only_prompts(self) -> bool:
         return not any(each.is_whole for each in self._waiting)
@@ -437,12 +436,16 @@ class BatchScheduler:
         with self._lock:
             self._drop_gone()
             away = self._away(now)
+            if self._leader is not None and self._leader.member.cancel.raised:
+                return 0.0
             if self._only_prompts():
                 return self._ride_s(away, begun, now)
             most_s = begun + PATIENCE * (self._times.seconds(1) or 0.0) - now
             if most_s <= 0.0:
                 return 0.0
             callers = {member.caller: member for member in away if member.is_answering(now)}
+            for each in self._waiting:  # a thread with two Sequences of the model is here
+                callers.pop(each.member.caller, None)
             if any(each.weight is not None and each.weight < self._weight for each in callers):
                 return most_s
             # A thread whose request has just ended here may not have noticed.

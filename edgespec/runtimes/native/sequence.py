@@ -227,6 +227,7 @@ class NativeSequence(RuntimeSequence):
             self._features.cut(length)
         self._parents.clear()
         if again:
+            self._native.called()
             self._worker.run(lambda: self._forward(again, 0))
 
     def _go_back(self, length: int) -> tuple[int, list[int] | None]:

@@ -16,13 +16,15 @@ T = TypeVar("T")
 # After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
 # takes 30 to 150 ms.
 CROWDED_S = 0.25
+# A step that waits for more requests looks again this soon whether its own is cancelled, as in runtimes/thread.py.
+_LOOKS_S = 0.02
 
 
 @dataclass(eq=False, slots=True)
 class Caller:
     """A thread that makes forwards: an answer's loop asks its drafter and its target one after the other.
 
-    ``weight``: of the model that computes for it, or that it waits for; infinite while a prompt is read, None between
+    ``weight``: of the model that computes for it, or that it waits for; infinite while a text is read, None between
     two forwards. ``left_at``: when its last forward ended, on the clock of the turns.
     """
 
@@ -32,9 +34,10 @@ class Caller:
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """A step that waits to begin. ``ready``: it waits for other models alone."""
+    """A step that waits to begin. ``ready``: it waits for other models alone, and did so until ``free_at``."""
 
     ready: bool = False
+    free_at: float = -math.inf
 
 
 class Turns:
@@ -78,7 +81,7 @@ class Turns:
         return act
 
     def came(self, caller: Caller, weight: float) -> None:
-        """A model of this weight has a request of the caller; infinite for a part of a prompt."""
+        """A model of this weight has a request of the caller; infinite if it reads a text."""
         caller.weight = weight
         self._look_again()
 
@@ -101,24 +104,28 @@ class Turns:
         """Whether one model computes at a time."""
         return self._clock() < self._crowded_until
 
-    def enter(self, wait_s: Callable[[float], float]) -> bool:
+    def enter(self, wait_s: Callable[[float, float], float]) -> bool:
         """Wait until a step may begin. Returns whether ``leave`` is to follow.
 
-        ``wait_s(now)`` is how long it still waits for more requests; 0.0 once it is complete.
+        ``wait_s(now, free_at)`` is how long it still waits for more requests; 0.0 once it is complete. It has waited
+        for other models until ``free_at``.
         """
         own = _Step()
         with self._changed:
             self._steps.append(own)
             try:
                 while True:
-                    left_s = wait_s(self._clock())
+                    now = self._clock()
+                    if own.ready:
+                        own.free_at = now
+                    left_s = wait_s(now, own.free_at)
                     if own.ready and left_s > 0.0:
                         self._changed.notify_all()  # those behind it need not wait for it
                     own.ready = left_s <= 0.0
                     crowded = self.is_crowded
                     if own.ready and not (crowded and self._is_taken(own)):
                         break
-                    self._changed.wait(None if own.ready else left_s)
+                    self._changed.wait(None if own.ready else min(left_s, _LOOKS_S))
                 self._running |= crowded
             finally:
                 self._steps.remove(own)
