@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from tests.support.steady_rounds import steady_rounds
 from tests.support.tiny_models import TinyModels
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
     """Undo ignored signals, which the tests send: shells let background jobs ignore Ctrl-C, nohup ignores SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +31,11 @@ def pytest_configure() -> None:
     # Tests do not time: an example may take long while other programs run.
     hypothesis.settings.register_profile("edgespec", deadline=None)
     hypothesis.settings.load_profile("edgespec")
+    # pytest-rerunfailures tells the main process about each test in two small messages, of which one is answered. The
+    # system holds the next one back until the last is acknowledged, up to 40 ms: longer than most tests take.
+    told = getattr(getattr(config, "failures_db", None), "sock", None)
+    if told is not None:
+        told.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_collection_finish() -> None:

@@ -213,7 +213,7 @@ def test_an_answer_with_a_form_follows_the_targets_distribution_over_the_allowed
     assert chi_square(seen, np.array(probs) / sum(probs)) < threshold(len(probs) - 1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_keyed_draws_of_twenty_tokens_follow_the_distribution_of_those_a_random_mask_allows(seed: int) -> None:
     draw = np.random.default_rng(seed)
     scores, mask = draw.normal(0, 0.7, 20).astype(np.float32), draw.integers(1, 2**20, 1).astype(np.uint32)

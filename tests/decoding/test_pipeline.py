@@ -139,7 +139,7 @@ def check(answer: Answer, depth: int) -> None:
 @pytest.mark.parametrize("rule", TEXT_RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_pipelined_drafting_leaves_plain_decodings_text_unchanged(drafter: str, rule: str) -> None:
-    for depth, most, ahead, late in itertools.product((1, 2, 5), (0, 1, 5), (1, 3, 6), (0, 1, 2)):
+    for depth, most, ahead, late in itertools.product((1, 5), (0, 1, 5), (1, 6), (0, 2)):
         own = start(FakeModel(), PROMPT)
         loop = pipelined(
             own,

@@ -57,7 +57,7 @@ def answers(session: Session, depth: int | None) -> list[tuple[int, ...]]:
     found = []
     for prompt in PROMPTS:
         for sampling in SAMPLINGS:
-            done = answer(session.generate(prompt, max_tokens=60, depth=depth, sampling=sampling))
+            done = answer(session.generate(prompt, max_tokens=40, depth=depth, sampling=sampling))
             assert (done.stats.accepted > 0) == (depth != 0)
             found.append(done.token_ids)
             session.clear()
@@ -97,7 +97,7 @@ def test_trees_with_alternatives_keep_the_text_of_plain_decoding(tiny: TinyModel
         texts, rounds = [], []
         for prompt in PROMPTS:
             for sampling in SAMPLINGS:
-                events = list(session.generate(prompt, max_tokens=60, sampling=sampling))
+                events = list(session.generate(prompt, max_tokens=40, sampling=sampling))
                 texts += [event.token_ids for event in events if isinstance(event, Done)]
                 rounds += [event.record for event in events if isinstance(event, Round)]
                 session.clear()

@@ -99,7 +99,7 @@ class Heads:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("threads", range(1, 8))
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_rows_of_random_mixtures_equal_those_alone(model: NativeModel, level: str, threads: int) -> None:
     source = random.Random(100 * threads + LEVELS.index(level))
     struct, heads = part_of(model).struct, Heads(model)

@@ -39,7 +39,7 @@ COMMON = {
 @pytest.mark.slow
 def test_draws_from_short_rows_equal_numpys_to_the_bit(library: NativeLibrary, level: str) -> None:
     draws = NativeDraws(library.api, level)
-    for row in score_rows(LEVELS[level], 20_000):
+    for row in score_rows(LEVELS[level], 6_000):
         assert by_kernels(draws, row) == by_numpy(row), row
 
 

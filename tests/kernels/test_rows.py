@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -75,11 +77,12 @@ def test_quantised_activations_equal_the_definition(library: NativeLibrary, leve
         assert block["scaled_sum"] == np.float32(scale) * np.float32(total)
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
 def test_a_quantised_block_does_not_depend_on_the_number_of_blocks(
-    library: NativeLibrary, level: str, row: Floats, count: int
+    library: NativeLibrary, level: str, row: Floats
 ) -> None:
-    assert quantise(library, level, row[: 32 * count]).tobytes() == quantise(library, level, row)[:count].tobytes()
+    whole = quantise(library, level, row)
+    for count in (1, 7, 8, 9, 15, 16, 17):
+        assert quantise(library, level, row[: 32 * count]).tobytes() == whole[:count].tobytes(), count
 
 
 def test_the_best_of_four_scales_has_less_error_than_the_finest(library: NativeLibrary, level: str) -> None:
@@ -104,18 +107,15 @@ def test_quantised_activations_have_an_error_of_half_a_step_at_most(
     assert (np.abs(back - row.reshape(-1, 32)) <= np.where(steps > 0, (0.5001 + 127 / 2**11) * steps, flushed)).all()
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("position", [0, 15, 16, 31])
-def test_a_value_that_is_not_finite_affects_only_its_block(
-    library: NativeLibrary, level: str, bad: float, position: int
-) -> None:
-    x = normal(2, 32 * 20)  # more blocks than a level processes together
+def test_a_value_that_is_not_finite_affects_only_its_block(library: NativeLibrary, level: str) -> None:
     spoilt = [3, 17]
-    x[np.array(spoilt) * 32 + position] = bad
-    blocks = quantise(library, level, x)
-    assert np.flatnonzero(np.isnan(blocks["scale"])).tolist() == spoilt
-    assert np.flatnonzero(np.isnan(blocks["scaled_sum"])).tolist() == spoilt
-    assert np.flatnonzero(~blocks["q"].any(axis=1)).tolist() == spoilt
+    for bad, position in itertools.product((np.nan, -np.nan, np.inf, -np.inf), (0, 15, 16, 31)):
+        x = normal(2, 32 * 20)  # more blocks than a level processes together
+        x[np.array(spoilt) * 32 + position] = bad
+        blocks = quantise(library, level, x)
+        assert np.flatnonzero(np.isnan(blocks["scale"])).tolist() == spoilt
+        assert np.flatnonzero(np.isnan(blocks["scaled_sum"])).tolist() == spoilt
+        assert np.flatnonzero(~blocks["q"].any(axis=1)).tolist() == spoilt
 
 
 def test_quantising_rounds_ties_to_even(library: NativeLibrary, level: str) -> None:

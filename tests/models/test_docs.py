@@ -29,6 +29,7 @@ NOT_RUN = {
     "edgespec bench --suite short": "minutes; another benchmark of the page runs",
     "edgespec bench qwen2.5-coder-0.5b": "minutes; another benchmark of the page runs",
     "edgespec bench --suite quick --category code": "minutes; another benchmark of the guide runs",
+    "edgespec bench --category qa": "a minute; tests/cli writes such a log, and test_readme.py runs this benchmark",
     "edgespec bench --suite ours --arms plain --passes 1": "minutes; tests/bench writes such a log and reads it",
     "edgespec chat hf:Qwen/Qwen3-8B-GGUF": "it needs a hub, and what `edgespec export` writes",
     "edgespec memory clear": "it would delete the history of the user who runs the tests; tests/cli clears one",

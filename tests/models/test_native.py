@@ -101,10 +101,11 @@ def test_native_rows_are_bit_equal_at_every_width_and_thread_count(
     with native.open(len(tokens)) as sequence:
         sequence.forward(tokens[:context], 0)
         plain = scores(sequence, tokens[context:], 1)
-        for width in range(2, 33):
+        # Behind a long text, where one row takes long, the widths at which tiles and parts change.
+        for width in range(2, 33) if context < 1000 else (2, 3, 4, 5, 8, 9, 16, 17, 32):
             sequence.rewind(context)
             assert np.array_equal(scores(sequence, tokens[context:], width), plain), width
-    for threads in (1, 3, 7):
+    for threads in (1, 3, 7) if context < 2000 else (3,):
         with native.with_settings(threads=threads) as other, other.open(len(tokens)) as sequence:
             sequence.forward(tokens[:context], 0)
             width = random.Random(threads).randint(1, 32)

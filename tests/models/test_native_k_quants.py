@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec import Engine
 from edgespec.bench.suite import builtin_suite
@@ -41,8 +42,13 @@ def native(text: Text) -> Iterator[NativeModel]:
         yield model
 
 
-def test_native_k_quant_scores_agree_with_llama_cpp(text: Text, native: NativeModel) -> None:
-    own = run(native, text.tokens, 8)
+@pytest.fixture(scope="module")
+def own(text: Text, native: NativeModel) -> NDArray[np.float32]:
+    """The scores of the whole text, eight rows at a time."""
+    return run(native, text.tokens, 8)
+
+
+def test_native_k_quant_scores_agree_with_llama_cpp(text: Text, own: NDArray[np.float32]) -> None:
     settings = LlamaSettings(kv_type="f16", flash_attention=False, repack=False)
     with load_model(text.path, settings) as model:
         narrow = run(model, text.tokens, 1)
@@ -62,15 +68,16 @@ def test_native_k_quant_rows_are_bit_equal_at_every_width(text: Text, native: Na
             assert np.array_equal(scores(sequence, text.tokens[context:], width), plain), width
 
 
-def test_four_bit_requantisation_reads_fewer_bytes_and_stays_close(text: Text, native: NativeModel) -> None:
-    exact = run(native, text.tokens, 8)
+def test_four_bit_requantisation_reads_fewer_bytes_and_stays_close(
+    text: Text, native: NativeModel, own: NDArray[np.float32]
+) -> None:
     with load_native(text.path, NativeSettings(threads=2), requantized=True) as model:
         # Most of the 1.5B's file is in four bits already.
         assert model.facts.bytes_per_forward < 0.9 * native.facts.bytes_per_forward
         found = run(model, text.tokens, 8)
-        assert np.array_equal(run(model, text.tokens, 1), found)
-    assert divergence(exact, found) < 0.15  # measured: 0.031 and 0.085
-    assert (exact.argmax(-1) == found.argmax(-1)).mean() > 0.7  # measured: 0.86 and 0.78
+        assert np.array_equal(run(model, text.tokens[:32], 1), found[:32])
+    assert divergence(own, found) < 0.15  # measured: 0.031 and 0.085
+    assert (own.argmax(-1) == found.argmax(-1)).mean() > 0.7  # measured: 0.86 and 0.78
 
 
 def test_a_short_head_gives_the_whole_heads_scores(text: Text, native: NativeModel) -> None:

@@ -54,8 +54,8 @@ def test_measurements_are_kept_for_the_next_load(pair: Engine) -> None:
 
 
 def test_speculation_emits_plain_decodings_tokens(pair: Engine) -> None:
-    prompts = spread(builtin_suite("verify"), 3)
-    report = check_equality(pair, prompts, max_tokens=32)
+    prompts = spread(builtin_suite("verify"), 3)[:2]  # a short one, and a long one whose answer copies from it
+    report = check_equality(pair, prompts, max_tokens=24)
     assert report.divergences == ()
     assert report.identical == len(prompts)
     assert report.kept

@@ -79,14 +79,3 @@ def test_the_embedding_example_runs() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "stopped: cancelled" in done.stdout
-
-
-def test_the_script_of_the_picture_draws_the_default_answer(tmp_path: Path) -> None:
-    output = tmp_path / "guesses.svg"
-    command = [sys.executable, "scripts/picture.py", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    drawn = output.read_text(encoding="utf-8")
-    written = "".join(re.findall(r"<text[^>]*>([^<]*)", drawn))  # a round's text stands by itself
-    assert "defis_prime" in re.sub(r"\s", "", written)
-    assert "guesses were right" in drawn

@@ -184,7 +184,7 @@ def test_the_same_seed_gives_the_same_request_and_times() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_simulated_loop_does_the_rounds_of_the_real_loop(seed: int) -> None:
     """Ten requests each: load, learned acceptance and times carry over from request to request."""
     scenario = draw_scenario(seed)

@@ -91,7 +91,7 @@ def test_impossible_nodes_are_never_chosen() -> None:
     assert choose_nodes(times(free), DraftTree(), 9, 1.0) == Choice((), 0.0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_no_other_set_of_nodes_brings_more(seed: int) -> None:
     source = random.Random(seed)
     curve = Curve(widths=(1, 2, 3, 5, 8, 12), forward_s=tuple(sorted(source.uniform(1, 2) for _ in range(6))))

@@ -32,7 +32,6 @@ from edgespec.runtimes.llama.model import LlamaModel
 from edgespec.runtimes.llama.trimmed import EmbeddingRows
 from edgespec.runtimes.sequence import TrimmedRows
 from tests.runtimes.contract import Runtime, SequenceContract
-from tests.runtimes.thread_contract import ThreadContract
 from tests.support.loading import load_model, located
 from tests.support.tiny_gguf import Quant, write_tiny_gguf
 from tests.support.trimmed_folder import record_file, write_tied, write_trimmed_folder
@@ -92,17 +91,10 @@ def held(folder: Path) -> Runtime:
 class TestContract(SequenceContract):
     """With all rows kept the whole contract holds; with a part, some scores are -infinity."""
 
-    @pytest.fixture(scope="class", params=["Q8_0", "Q8_0 tied", "Q4_0"])
+    @pytest.fixture(scope="class", params=["Q8_0 tied", "Q4_0"])
     @classmethod
     def runtime(cls, request: pytest.FixtureRequest, folders: Callable[[str, int], Path]) -> Runtime:
         return held(folders(request.param, TOKENS))
-
-
-class TestThreads(ThreadContract):
-    @pytest.fixture(scope="class")
-    @classmethod
-    def runtime(cls, folders: Callable[[str, int], Path]) -> Runtime:
-        return held(folders("Q4_0", TOKENS))
 
 
 # ------------------------------------------------------------------------------------------------------ scores

@@ -18,7 +18,7 @@ from tests.support.tiny_gguf import write_tiny_gguf
 
 require_native()
 
-CONTEXT, STEPS = 330, 500  # across a border of attention's blocks of 256
+CONTEXT, STEPS = 330, 250  # across a border of attention's blocks of 256
 WINDOWS: dict[Any, int] = {"llama": 0, "gemma3": 50}
 
 
@@ -31,7 +31,7 @@ def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_pa
     tree: list[int] = []
     parents: list[int] = []
     checked = {"forward": 0, "tree": 0, "grow": 0}
-    with load_native(path, NativeSettings(threads=2)) as model, model.open(CONTEXT) as fresh:
+    with load_native(path, NativeSettings()) as model, model.open(CONTEXT) as fresh:
         vocabulary = range(model.facts.vocabulary_size)
 
         def check(expected: list[int], row: np.ndarray, step: int, action: str) -> None:
@@ -76,4 +76,4 @@ def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_pa
             tree, parents = ([], []) if action != "grow" else (tree, parents)
             assert sequence.length == len(tokens)
         sequence.close()
-    assert min(checked.values()) > 50, checked
+    assert min(checked.values()) > 20, checked

@@ -26,7 +26,7 @@ from tests.support.trimmed_folder import edit_manifest, record_file, write_trimm
 
 require_native()
 
-MUTATIONS = 150  # of each kind
+MUTATIONS = 80  # of each kind
 
 
 def accepted(load: Callable[[], NativeModel]) -> bool:

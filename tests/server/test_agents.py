@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.agent_turns import FILE, PROGRAMS, WORD, conversation
 from tests.engine.test_tools import TEMPLATE
 from tests.support.agent_requests import codex, opencode, opencode_title, with_output
 from tests.support.http_server import Running, running
-from tests.support.scripted_answers import scripted
 from tests.support.tiny_models import TinyModels
 
 ASKED, FOUND = "What is in notes.txt?", "Process exited with code 0\nOutput:\nbuy milk\n"
@@ -78,25 +76,3 @@ def test_opencode_gets_a_title_and_has_a_command_run(agents: Running, says: list
     assert text == "Buy milk."
     usage = second[-1]["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= first[-1]["usage"]["prompt_tokens"] > 2000
-
-
-@pytest.mark.parametrize(
-    ("name", "tool", "arguments"),
-    [
-        ("claude-code", "Read", {"file_path": FILE}),
-        ("codex", "exec_command", {"cmd": f"cat {FILE}"}),
-        ("opencode", "bash", {"command": f"cat {FILE}"}),
-    ],
-)
-def test_the_benchmark_of_agents_has_a_tool_turn_with_each(
-    agents: Running, name: str, tool: str, arguments: dict[str, str]
-) -> None:
-    def script(prompt: str, with_tools: bool) -> list[str]:
-        assert with_tools
-        return [f"The word is {WORD}."] if WORD in prompt else [call(tool, **arguments)]
-
-    with scripted(script):
-        found = conversation(agents.url, PROGRAMS[name], SHARE)
-    assert [(own, json.loads(given)) for own, given in found["calls"]] == [(tool, arguments)]
-    assert (found["said"], found["called_again"]) == (f"The word is {WORD}.", [])
-    assert found["prompt_tokens"] > 1000

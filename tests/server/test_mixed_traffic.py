@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
-import psutil
 import pytest
 
 from benchmarks.face_clients import measure
-from benchmarks.mixed_traffic import PAGES, REQUESTS, Alone, Asked, Client, Traffic, ask_alone, resources, sampled
+from benchmarks.mixed_traffic import REQUESTS, Alone, Traffic, ask_alone
 from tests.support.faces import ANSWERS, TEXTS, TOKENS
 from tests.support.http_server import Running, running
 from tests.support.tiny_models import TinyModels
@@ -39,10 +37,6 @@ def test_the_requests_have_every_route_that_answers_or_counts(alone: Alone) -> N
     assert alone.page.startswith("<!doctype html>")
 
 
-def test_every_page_is_there(filling: Running) -> None:
-    assert all(Client(filling.url).page(path) for path in PAGES)
-
-
 def test_streams_say_what_whole_replies_say(filling: Running, alone: Alone) -> None:
     assert ask_alone(filling.url, stream=True) == alone
 
@@ -57,37 +51,6 @@ def test_mixed_traffic_changes_no_answer_and_leaves_nothing(filling: Running, al
     filling.wait_until(lambda: filling.service.queue.running == filling.service.queue.waiting == 0)
     filling.wait_until(lambda: filling.service.connections() == 0)
     assert ask_alone(filling.url, stream=True) == alone
-
-
-def test_other_texts_and_failures_are_counted_separately(filling: Running, alone: Alone) -> None:
-    other = Alone([(200, ("another text", None)) for _ in alone.answers], "another page")
-    traffic = Traffic(filling.url, other)
-    traffic.run_for(1.0, 2, seed=1)
-    assert traffic.counted("wrong") > 0
-    assert traffic.counted("failed") == traffic.counted("stuck") == 0
-    traffic = Traffic("http://127.0.0.1:9", alone)
-    traffic.run_for(0.1, 1, seed=1)
-    assert traffic.counted("failed") > 0
-    assert traffic.counted("wrong") == 0
-
-
-def test_a_refusal_is_an_answer_with_its_status_and_its_words(filling: Running) -> None:
-    way = ANSWERS["/v1/chat/completions"]
-    status, (said, ended) = Client(filling.url).ask(Asked(way, {"messages": []}), stream=False)
-    assert (status, ended) == (400, None)
-    assert "at least one message" in said
-
-
-def test_memory_is_counted_until_the_end(filling: Running) -> None:
-    look = partial(resources, psutil.Process(), Client(filling.url))
-    with sampled(look, every_s=0.01) as found:
-        while len(found) < 3:
-            pass
-    count = len(found)
-    assert min(each["rss_mb"] for each in found) > 0
-    assert min(each["counted_mb"] for each in found) > 0
-    assert look()["threads"] >= 1
-    assert len(found) == count
 
 
 def test_clients_of_every_api_get_the_ids_that_they_get_alone(tiny: TinyModels) -> None:

@@ -26,12 +26,12 @@ class IndexUnreachableError(Exception):
     """The package index cannot be reached; the message has the reason."""
 
 
-def read_models(folder: Path, ending: str) -> dict[str, bytes]:
-    """Files with this ending in llama.cpp's folder of models, fetched through ``folder``."""
+def read_models(folder: Path, *endings: str) -> dict[str, bytes]:
+    """Files with these endings in llama.cpp's folder of models, fetched through ``folder``."""
     with TemporaryDirectory(prefix="source-", dir=folder) as work, tarfile.open(_download(Path(work))) as members:
         found = {}
         for member in members:
-            if member.name.startswith(MODELS) and member.name.endswith(ending):
+            if member.name.startswith(MODELS) and member.name.endswith(endings):
                 file = members.extractfile(member)
                 assert file is not None
                 found[member.name.removeprefix(MODELS)] = file.read()

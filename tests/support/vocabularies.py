@@ -75,11 +75,7 @@ def real_vocabularies(folder: Path) -> dict[str, Path]:
     done = kept / "complete.json"
     if not done.exists():
         kept.mkdir(exist_ok=True)
-        found = {
-            name: data
-            for ending in (".gguf", ".gguf.inp", ".gguf.out")
-            for name, data in read_models(folder, ending).items()
-        }
+        found = read_models(folder, ".gguf", ".gguf.inp", ".gguf.out")
         for name, data in found.items():
             (kept / name).write_bytes(data)
         write_json(done, sorted(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -64,14 +65,11 @@ def said(chunks: list[str], **settings: Any) -> Said:
         ("<thi", True, "<thi", ""),
     ],
 )
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_thinking_has_no_marks_and_outer_blanks(
-    text: str, inside: bool, reasoning: str | None, content: str, form: CallFormat | None
-) -> None:
-    for chunks in ([text], list(text)):
+def test_thinking_has_no_marks_and_outer_blanks(text: str, inside: bool, reasoning: str | None, content: str) -> None:
+    for (name, form), chunks in itertools.product(FORMATS.items(), ([text], list(text))):
         whole = said(chunks, inside=inside, form=form)
-        assert (whole.reasoning, whole.content) == (reasoning, content)
-        assert whole.text == text
+        assert (whole.reasoning, whole.content) == (reasoning, content), name
+        assert whole.text == text, name
     if not inside:
         assert said([text], marks=None).content == text
 

@@ -88,7 +88,7 @@ def test_every_pre_tokenizer_gives_llama_cpps_ids(tmp_path: Path, pre: str) -> N
     both = Both.of(path)
     both.check_facts()
     texts = token_texts(1, both.pieces(), special_texts(path))
-    assert [text for text in islice(texts, 1500) if both.differ(text)] == []
+    assert [text for text in islice(texts, 500) if both.differ(text)] == []
 
 
 def test_neighbours_of_a_byte_without_a_token_are_not_merged(tmp_path: Path) -> None:
