@@ -89,7 +89,7 @@ def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_ga
     assert price is not None
     shared = drafting_price(price.own, first._load.others, MET * first._load.others)
     assert price.charged.token_s == pytest.approx(shared.token_s)
-    assert shared.token_s < 1.5 * price.own.token_s
+    assert shared.token_s < 1.4 * price.own.token_s
     second._trust.end(10)
     lone = first._price("model")
     assert lone is not None
@@ -109,7 +109,7 @@ def test_the_ledger_counts_no_wait_for_other_answers() -> None:
 
 def test_drafting_beside_others_has_to_promise_more_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = begun(control())
-    for company, margin in ((ALONE, -1.0), (Company(answers=1, rows=1), 0.1), (THREE, 0.3)):
+    for company, margin in ((ALONE, -1.0), (Company(answers=1, rows=1), 0.05), (THREE, 0.15)):
         answer._load = Load()
         answer._load.see(company)
         for beyond, delays in ((-0.01, margin > 0.0), (0.01, False)):

@@ -400,7 +400,7 @@ class AnswerDepth:
         with control.lock:
             self._load.see(record.company)
             others = record.company.answers
-            drafting = min(others, record.draft_companions)
+            drafting = min(others, max(record.draft_companions, self._drafting))
             draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
