@@ -16,9 +16,9 @@ from edgespec.store.web import LostError, Response, UnreachableError, Web
 
 # A broken connection is resumed; only breaks that brought no new bytes are counted.
 BREAKS_WITHOUT_PROGRESS = 3
-# Once bytes arrived, a lost network may return: after a sleep or a change of networks it takes some seconds. With
-# these pauses, each twice the one before, that is waited for about two minutes if connections time out, else for one.
-BREAKS_AFTER_BYTES = 12
+# Once bytes arrived, a lost network may return: after a sleep or a change of networks it takes some seconds. These
+# pauses, each twice the one before, are 40 s together; connections that time out make that 85 s.
+BREAKS_AFTER_BYTES = 9
 PAUSE_AFTER_BREAK_S = 0.25
 LONGEST_PAUSE_S = 8.0
 
