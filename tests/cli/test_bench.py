@@ -150,7 +150,7 @@ def test_bench_json_is_one_object_with_the_documented_keys(
     assert found["plan"]["target"]["model"] == "target"
 
 
-def test_bench_teaches_later_answers_nothing(
+def test_bench_teaches_later_answers_neither_lengths_nor_acceptance(
     here: InProcess, pair: tuple[str, ...], suite: Path, tiny: TinyModels
 ) -> None:
     """A chat would take all answers to be as short as these."""
