@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import BinaryIO
 
 from edgespec.errors import DownloadError
 from edgespec.files.disk import readable_bytes
-from edgespec.store.web import Response, UnreachableError, Web
+from edgespec.store.web import LostError, Response, UnreachableError, Web
 
 # A broken connection is resumed; only breaks that brought no new bytes are counted.
 BREAKS_WITHOUT_PROGRESS = 3
-# Once bytes have arrived, the network may return: after a sleep or a change of networks it takes some seconds. With
-# these pauses, each twice the one before, that is waited for about a minute.
-BREAKS_AFTER_BYTES = 12
+# Once bytes arrived, a lost network may return: after a sleep or a change of networks it takes some seconds. These
+# pauses, each twice the one before, are 40 s together; connections that time out make that 85 s.
+BREAKS_AFTER_BYTES = 9
 PAUSE_AFTER_BREAK_S = 0.25
 LONGEST_PAUSE_S = 8.0
 
@@ -42,23 +43,28 @@ class Transfer:
 
     def run(self, file: BinaryIO) -> None:
         """Append the missing bytes. Raises UnreachableError after too many breaks, DownloadError, CancelledError."""
-        breaks = 0
+        breaks, heard = Counter[bool](), False  # breaks that lost the network, and others
         while True:
             before = file.tell()
             try:
                 if self._receive(file):
                     break
-                failure: DownloadError = UnreachableError(
+                failure: UnreachableError = LostError(
                     f"{self.web.host} sent {readable_bytes(file.tell())} and stopped too early", hint="try again"
                 )
             except UnreachableError as error:
                 failure = error
-            breaks = 0 if file.tell() > before else breaks + 1
-            if breaks >= (BREAKS_AFTER_BYTES if file.tell() else BREAKS_WITHOUT_PROGRESS):
+            lost = isinstance(failure, LostError)
+            if file.tell() > before:
+                breaks.clear()
+                heard = True
+            else:
+                breaks[lost] += 1
+            if breaks[lost] >= (BREAKS_AFTER_BYTES if lost and heard else BREAKS_WITHOUT_PROGRESS):
                 raise self._broken_off(failure, file.tell())
-            if breaks:
+            if lost and breaks[lost]:
                 self.stage(WAITING)
-            self.web.pause(min(PAUSE_AFTER_BREAK_S * 2**breaks, LONGEST_PAUSE_S))
+            self.web.pause(min(PAUSE_AFTER_BREAK_S * 2 ** breaks[lost], LONGEST_PAUSE_S))
         file.flush()
         os.fsync(file.fileno())
 

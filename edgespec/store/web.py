@@ -45,6 +45,10 @@ class UnreachableError(DownloadError):
     """The host is unreachable (network, time-out, overload): callers may use what is on this machine instead."""
 
 
+class LostError(UnreachableError):
+    """The network was lost, or the connection broke off: it may return by itself. Only transfers tell it apart."""
+
+
 class Response(Protocol):
     """The part of the client's response that is used here."""
 
@@ -327,7 +331,7 @@ def transport_failure(error: BaseException, host: str, proxy: Proxy | None = Non
     shown = "" if proxy is None else proxy.shown
     through = "" if proxy is None else f" through the proxy {shown}"
     unknown = host if proxy is None else f"of the proxy {shown}"
-    failures = (
+    lasting = (
         (
             bool(names & {"InvalidURL", "UnsupportedProtocol", "LocalProtocolError"}),
             f"the address of {host} cannot be read",
@@ -340,17 +344,22 @@ def transport_failure(error: BaseException, host: str, proxy: Proxy | None = Non
             check_proxy,
         ),
         (
-            unnamed,
-            f"the name {unknown} cannot be resolved (no network, or no DNS)",
-            _CHECK if proxy is None else check_proxy,
-        ),
-        (
             any(isinstance(link, ssl.SSLError) for link in chain),
             f"the certificate of {host} cannot be verified",
             "check the clock; if a company's proxy has its own certificates, name their file in SSL_CERT_FILE "
             "or REQUESTS_CA_BUNDLE",
         ),
         (refused and proxy is not None, f"the proxy {shown} refuses the connection", check_proxy),
+    )
+    for applies, message, hint in lasting:
+        if applies:
+            return UnreachableError(message, hint=hint)
+    passing = (
+        (
+            unnamed,
+            f"the name {unknown} cannot be resolved (no network, or no DNS)",
+            _CHECK if proxy is None else check_proxy,
+        ),
         (refused, f"{host} refuses the connection", _CHECK),
         (
             "ConnectTimeout" in names,
@@ -363,7 +372,7 @@ def transport_failure(error: BaseException, host: str, proxy: Proxy | None = Non
             _CHECK,
         ),
     )
-    for applies, message, hint in failures:
+    for applies, message, hint in passing:
         if applies:
-            return UnreachableError(message, hint=hint)
-    return UnreachableError(f"the connection to {host} broke off ({type(error).__name__})", hint=_CHECK)
+            return LostError(message, hint=hint)
+    return LostError(f"the connection to {host} broke off ({type(error).__name__})", hint=_CHECK)

@@ -291,13 +291,15 @@ def test_every_transport_failure_has_a_message() -> None:
     ConnectTimeout = type("ConnectTimeout", (Exception,), {})  # noqa: N806 - named as the client library does
     ProxyError = type("ProxyError", (Exception,), {})  # noqa: N806
     sentences = [
-        (ConnectTimeout(), "did not accept a connection within 5 s"),
-        (ProxyError(), "proxy"),
-        (ssl.SSLCertVerificationError(), "certificate"),
-        (ValueError("odd"), "broke off"),
+        (ConnectTimeout(), "did not accept a connection within 5 s", True),
+        (ProxyError(), "proxy", False),
+        (ssl.SSLCertVerificationError(), "certificate", False),
+        (ValueError("odd"), "broke off", True),
     ]
-    for error, sentence in sentences:
-        assert sentence in web.transport_failure(error, "hub").message
+    for error, sentence, lost in sentences:
+        failure = web.transport_failure(error, "hub")
+        assert sentence in failure.message
+        assert isinstance(failure, web.LostError) == lost
 
 
 def test_too_little_disk_space_is_reported_before_the_download(

@@ -16,6 +16,7 @@ import pytest
 from edgespec.errors import DiskSpaceError, DownloadError
 from edgespec.files import disk
 from edgespec.files.home import Home
+from edgespec.files.progress import Job
 from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
 from edgespec.store.hub.listing import list_hub_files
@@ -346,17 +347,24 @@ def test_a_sign_in_page_instead_of_the_hub_is_reported(hub: HubServer, fetch: Fe
     assert "sign-in page" in hint
 
 
-@pytest.mark.slow
 def test_a_sign_in_page_during_a_download_keeps_the_partial_file(
     hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
-    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
-    hub.cut_after = [300_000, 0, 0, 0]
-    failure(fetch)
+    hub.cut_after, pauses, stages = [300_000], list[float](), list[str]()
+
+    def pause(_web: web.Web, seconds: float) -> None:
+        hub.page = "bodies"
+        pauses.append(seconds)
+
+    monkeypatch.setattr(web.Web, "pause", pause)
+    network, job = (
+        Network(endpoint=hub.endpoint, cache=tmp_path / "cache"),
+        Job(lambda each: stages.append(each.stage)),
+    )
+    message, hint = failure(lambda: fetch_hub_file(WANTED, network, job))
     arrived = partial(tmp_path).stat().st_size
-    hub.cut_after, hub.page = [], "bodies"
-    message, hint = failure(fetch)
+    assert pauses == [0.25, 0.5, 1.0]  # only a lost network is waited for longer
+    assert transfer.WAITING not in stages
     assert message == f"{PAGE}{hub.port}; {disk.readable_bytes(arrived)} of 600.0 kB have arrived and are kept"
     assert "sign in" in hint
     assert partial(tmp_path).stat().st_size == arrived
@@ -365,18 +373,32 @@ def test_a_sign_in_page_during_a_download_keeps_the_partial_file(
     assert hub.bodies()[0].range == f"bytes={arrived}-"
 
 
-@pytest.mark.slow
 def test_a_network_lost_during_a_download_reports_the_bytes_kept(
     hub: HubServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
-    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
-    hub.cut_after = [300_000, 0, 0, 0]
+    pauses = list[float]()
+    monkeypatch.setattr(web.Web, "pause", lambda _web, seconds: pauses.append(seconds))
+    hub.cut_after = [300_000, *[0] * 20]
     message, hint = failure(fetch)
     assert message.endswith(" kB of 600.0 kB have arrived and are kept")
     assert "check the network" in hint
+    time_outs = transfer.BREAKS_AFTER_BYTES * web.CONNECT_TIMEOUT_S
+    assert 30 < sum(pauses) < sum(pauses) + time_outs < 90  # about a minute, however connections fail
     hub.cut_after = []
     assert fetch().path.read_bytes() == DATA
+
+
+def test_a_network_that_is_missing_from_the_start_is_not_waited_for(
+    hub: HubServer, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of an earlier download do not show that there is a network."""
+    monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
+    kept = tmp_path / "cache" / "models--org--repo" / "blobs" / f"{hub.etag('model.gguf')}.edgespec.incomplete"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(DATA[:1000])
+    hub.cut_after = [0] * 20
+    assert "1.0 kB of 600.0 kB have arrived and are kept" in failure(fetch)[0]
+    assert len(hub.bodies()) == transfer.BREAKS_WITHOUT_PROGRESS
 
 
 # ------------------------------------------------------------------------------------------------------- disks
