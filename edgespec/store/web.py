@@ -101,6 +101,10 @@ def tls_context(location: Path) -> ssl.SSLContext:
         ) from error
 
 
+# The other end, or a router, closed the connection while it was set up: nothing is known of the certificate.
+_ENDED_BY_THEM = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
 class Web:
     """Requests for one fetch. ``stopped`` is called between attempts; ``overdue`` is for the watching thread.
 
@@ -344,7 +348,7 @@ def transport_failure(error: BaseException, host: str, proxy: Proxy | None = Non
             check_proxy,
         ),
         (
-            any(isinstance(link, ssl.SSLError) for link in chain),
+            any(isinstance(link, ssl.SSLError) and not isinstance(link, _ENDED_BY_THEM) for link in chain),
             f"the certificate of {host} cannot be verified",
             "check the clock; if a company's proxy has its own certificates, name their file in SSL_CERT_FILE "
             "or REQUESTS_CA_BUNDLE",

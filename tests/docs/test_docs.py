@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 import shlex
 import subprocess
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,10 +244,15 @@ def test_every_embedding_snippet_in_the_docs_runs(
     on_tiny = snippet.replace('"qwen2.5-coder-1.5b"', repr(str(model)))
     monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+    before = set(threading.enumerate())
     try:
         exec(compile(on_tiny, "snippet", "exec"), {"__name__": "__main__"})
     except SystemExit as ended:
         assert not ended.code  # noqa: PT017 - a program may end in either way
+    for thread in set(threading.enumerate()) - before:  # a timer's error would come after the test
+        if not thread.daemon:
+            thread.join(10.0)
+    logging.getLogger("edgespec.native").setLevel(logging.NOTSET)
     shown = capfd.readouterr()
     assert not shown.err
     if "print(" in snippet:

@@ -140,7 +140,7 @@ def test_the_threads_of_a_forward_have_no_data_race(
     source = Path(__file__).with_name("compare_levels.c")
     command = [*compiling._find_compiler(None), "-std=c11", *flags, f"-I{compiling.FOLDER}", source, "-o", program]
     subprocess.run([*command, built, "-lm", f"-Wl,-rpath,{tmp_path}"], check=True)
-    done = subprocess.run([program, "0"], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([program, "forwards"], capture_output=True, text=True, check=False, timeout=300)
     if done.returncode == 2 and "no level but the portable one" in done.stdout:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import replace
 
@@ -28,24 +29,26 @@ def ended_after(request: Request, tokens: int) -> Request:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_an_answer_that_ends_right_after_a_purchase_is_at_most_a_tenth_slower(seed: int) -> None:
+def test_an_answer_that_ends_right_after_a_purchase_is_at_most_a_tenth_slower() -> None:
     """The worst end for a purchase, with a drafter that is wrong from then on."""
-    scenario = draw_scenario(seed)
-    for place in range(0, 24, 4):
+    bought = 0
+    for seed, place in itertools.product(range(12), range(0, 24, 4)):
+        scenario = draw_scenario(seed)
         before, request = [scenario.request(index) for index in range(place)], scenario.request(place)
-        bought = bought_at(serve_each(scenario, Controlled(scenario), [*before, request], keep=True)[-1])
-        if bought is None:
+        tokens = bought_at(serve_each(scenario, Controlled(scenario), [*before, request], keep=True)[-1])
+        if tokens is None:
             continue
-        wrong = replace(request, right=[*request.right[:bought], *[False] * (len(request.right) - bought)])
+        bought += 1
+        wrong = replace(request, right=[*request.right[:tokens], *[False] * (len(request.right) - tokens)])
         for more in (1, 2, 6):
-            ended = ended_after(wrong, min(request.tokens, bought + more))
+            ended = ended_after(wrong, min(request.tokens, tokens + more))
             served = serve_each(scenario, Controlled(scenario), [*before, ended])[-1]
-            assert served.ratio >= LEAST, f"request {place}, bought after {bought} tokens, ended after {ended.tokens}"
+            assert served.ratio >= LEAST, f"{seed}, {place}: bought after {tokens} tokens, ended after {ended.tokens}"
+    assert bought >= 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("first", range(0, 100, 20))
 def test_random_requests_stay_above_the_speed_bound_singly_and_on_average(first: int) -> None:
     drawn = serve_drawn(Controlled, 10 * OF_A_SCENARIO, first)
     assert drawn.requests == 400

@@ -89,12 +89,32 @@ def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_ga
     assert price is not None
     shared = drafting_price(price.own, first._load.others, MET * first._load.others)
     assert price.charged.token_s == pytest.approx(shared.token_s)
-    assert shared.token_s < 1.4 * price.own.token_s
+    assert shared.token_s < 1.25 * price.own.token_s
     second._trust.end(10)
     lone = first._price("model")
     assert lone is not None
     assert lone.charged.token_s == pytest.approx(2 * lone.own.token_s)
     assert lone.own == price.own
+
+
+def test_a_draft_is_judged_as_if_those_that_may_draft_had_drafted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each would stop before another begins."""
+    charges: list[float] = []
+    monkeypatch.setattr(
+        AnswerDepth, "_judge", lambda _answer, _step_s, working_s, _emitted: charges.append(working_s)
+    )
+    for failed in (False, True):
+        depths = control()
+        first, second = begun(depths), begun(depths)
+        with_others(first, 20, Company(answers=1, rows=1))
+        if failed:
+            second._trust.end(10)
+        drafted = replace(
+            round_of(), source="model", draft_s=0.02, draft_forwards=1, company=Company(answers=1, rows=1)
+        )
+        verify_s = 2 * NATIVE.forward_s(2, 100)
+        first.record(replace(drafted, verify_s=verify_s, round_s=verify_s + 0.02))
+    assert charges[0] < charges[1]
 
 
 def test_the_ledger_counts_no_wait_for_other_answers() -> None:

@@ -31,7 +31,10 @@ def test_random_forks_rewinds_trees_and_kept_paths_score_like_a_fresh_run(tmp_pa
     tree: list[int] = []
     parents: list[int] = []
     checked = {"forward": 0, "tree": 0, "grow": 0}
-    with load_native(path, NativeSettings()) as model, model.open(CONTEXT) as fresh:
+    with (
+        load_native(path, NativeSettings(threads=2 if kind == "gemma3" else 1)) as model,
+        model.open(CONTEXT) as fresh,
+    ):
         vocabulary = range(model.facts.vocabulary_size)
 
         def check(expected: list[int], row: np.ndarray, step: int, action: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -128,11 +129,41 @@ def test_a_step_knows_until_when_it_waited_for_another_model() -> None:
     thread = threading.Thread(target=turns.enter, args=(wait_s,), daemon=True)
     thread.start()
     wait_until(lambda: bool(turns._steps) and turns._steps[0].ready)
+    turns.came(turns.caller, 1.0)
+    wait_until(lambda: len(seen) > 1)
+    assert set(seen) == {-math.inf}, "another thread's request frees no turn"
     left_at = time.perf_counter()
     turns.leave()
     thread.join(WATCHDOG_S)
-    assert seen[0] < left_at <= seen[-1]
+    assert left_at <= seen[-1]
     turns.leave()
+
+
+def test_a_step_waits_again_for_requests_only_once_behind_other_models() -> None:
+    turns = Turns()
+    turns.crowd()
+    assert turns.enter(complete)
+    waits, seen = [0.0], list[float]()
+
+    def wait_s(_now: float, free_at: float) -> float:
+        seen.append(free_at)
+        return waits[0]
+
+    thread = threading.Thread(target=turns.enter, args=(wait_s,), daemon=True)
+    thread.start()
+    for _ in range(2):
+        wait_until(lambda: bool(turns._steps) and turns._steps[0].ready)
+        waits[0] = 1000.0
+        turns.leave()
+        wait_until(lambda: not turns._steps[0].ready)
+        turns.crowd()
+        assert turns.enter(complete)
+        waits[0] = 0.0
+        turns.came(turns.caller, 1.0)
+    turns.leave()
+    thread.join(WATCHDOG_S)
+    turns.leave()
+    assert len(set(seen)) == 2
 
 
 def test_turns_are_crowded_for_a_while() -> None:

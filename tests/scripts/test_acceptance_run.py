@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from scripts import acceptance_run
-from scripts.acceptance import Step
+from scripts.acceptance import STEPS, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -117,3 +120,69 @@ def test_a_failing_command_fails_its_step_with_the_reason_and_the_others_run(
 def test_a_report_without_the_expected_key_fails_its_step(commands: Commands, start: Start) -> None:
     code, saved = start([step("a", holds=lambda reports: reports[0]["missing"])])
     assert (code, saved["a"]["holds"], saved["a"]["error"]) == (1, False, "KeyError: 'missing'")
+
+
+def test_only_and_fresh_run_the_named_step_again_and_keep_the_other_results(commands: Commands, start: Start) -> None:
+    steps = [step("a"), step("b")]
+    start(steps)
+    code, saved = start(steps, "--only", "b", "--fresh")
+    assert (code, set(saved)) == (0, {"a", "b"})
+    assert [command[1] for command in commands.ran] == ["a", "b", "b"]
+    with pytest.raises(SystemExit):
+        start(steps, "--only", "c")
+
+
+def test_list_shows_the_results_and_runs_nothing(
+    commands: Commands, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.failing = {"b"}
+    steps = [step("a"), step("b"), step("c")]
+    start(steps[:2])
+    capsys.readouterr()
+    assert start(steps, "--list")[0] == 0
+    words = [line.split("It holds.")[0].split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    assert [(name, verdict.strip()) for name, verdict in words] == [
+        ("a", "holds"),
+        ("b", "does not hold"),
+        ("c", "due"),
+    ]
+    assert len(commands.ran) == 2
+
+
+def test_a_step_with_the_unseen_suite_fails_with_a_sentence_if_it_is_not_set(
+    commands: Commands, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needing = step("a", ("edgespec", "a", "{unseen}"))
+    code, saved = start([needing])
+    assert code == 1
+    assert "this step needs UNSEEN_SUITE=FILE.jsonl" in saved["a"]["error"]
+    assert not commands.ran
+    monkeypatch.setenv("UNSEEN_SUITE", str(tmp_path / "suite.jsonl"))
+    assert start([needing])[0] == 0
+    assert commands.ran == [("edgespec", "a", str(tmp_path / "suite.jsonl"))]
+
+
+def test_files_are_written_and_a_fresh_home_is_set_only_for_its_step(
+    commands: Commands, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
+    profiled = step("a", ("edgespec", "a", "{work}/p.toml"), files={"p.toml": 'mode = "serial"'}, fresh_home=True)
+    assert start([profiled, step("b")])[0] == 0
+    assert commands.files == {"p.toml": 'mode = "serial"'}
+    work = Path(commands.ran[0][2]).parent
+    assert commands.homes == [str(work / "home"), str(tmp_path)]
+    assert not work.exists()
+
+
+def test_a_command_is_edgespec_with_json_or_a_module_of_benchmarks() -> None:
+    assert acceptance_run.argv_of(("edgespec", "bench"))[1:] == ["-m", "edgespec", "bench", "--json"]
+    assert acceptance_run.argv_of(("benchmarks/draws.py", "x"))[1:] == ["-m", "benchmarks.draws", "x"]
+
+
+def test_the_script_lists_all_steps() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.acceptance_run", "--list"],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [step.name for step in STEPS]

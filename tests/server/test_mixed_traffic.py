@@ -53,6 +53,18 @@ def test_mixed_traffic_changes_no_answer_and_leaves_nothing(filling: Running, al
     assert ask_alone(filling.url, stream=True) == alone
 
 
+def test_other_texts_and_failures_are_counted_separately(filling: Running, alone: Alone) -> None:
+    other = Alone([(200, ("another text", None)) for _ in alone.answers], "another page")
+    traffic = Traffic(filling.url, other)
+    traffic.run_for(1.0, 2, seed=1)
+    assert traffic.counted("wrong") > 0
+    assert traffic.counted("failed") == traffic.counted("stuck") == 0
+    traffic = Traffic("http://127.0.0.1:9", alone)
+    traffic.run_for(0.1, 1, seed=1)
+    assert traffic.counted("failed") > 0
+    assert traffic.counted("wrong") == 0
+
+
 def test_clients_of_every_api_get_the_ids_that_they_get_alone(tiny: TinyModels) -> None:
     report = measure(tiny.load(tiny.filling, draft="none", depth=3), 42, (2, 4, 8))
     assert set(report["paths"]) == {*ANSWERS, *TEXTS}

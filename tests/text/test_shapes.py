@@ -173,8 +173,13 @@ def test_results_are_responses_of_their_calls_where_the_template_takes_them_ther
         "[assistant] so",
         "[tool] found (unknown late)",
     ]
-    for text in ('{"t": "cut \\ud83d"}', json.dumps({"t": [0] * 4096})):
+    for text in ('{"t": "cut \\ud83d"}', json.dumps({"t": [0] * 8192})):
         assert f"f: {text}" in shown(responds, user(), said("", "a"), result("a", text))[1], "half a pair, or long"
+    korean = shown(responds, user(), said("", "a"), result("a", '{"t": "\\ud55c \\ud83d\\ude00"}'))[1]
+    assert "{'t': '한 😀'}" in korean
+    some = json.dumps({"t": [0] * 3000})
+    _, first, second = shown(responds, user(), said("", "a"), result("a", some), said("", "b"), result("b", some))
+    assert ("{'t': [0, 0" in first, "{'t'" in second) == (True, False), "together they are long"
     whole = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
     assert '"role": "tool"' in shown(whole, user(), said("", "a"), result())[-1]
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 # After two Sequences of a model wanted to compute simultaneously, one model computes at a time for this long: a round
 # takes 30 to 150 ms.
 CROWDED_S = 0.25
-# A step that waits for more requests looks again this soon whether its own is cancelled, as in runtimes/thread.py.
+# A step that waits for more requests looks this soon whether its own is cancelled, as in runtimes/thread.py.
 _LOOKS_S = 0.02
 
 
@@ -34,7 +34,7 @@ class Caller:
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """A step that waits to begin. ``ready``: it waits for other models alone, and did so until ``free_at``."""
+    """A step that waits to begin. ``ready``: it waits for other models alone; first, it did so until ``free_at``."""
 
     ready: bool = False
     free_at: float = -math.inf
@@ -107,8 +107,8 @@ class Turns:
     def enter(self, wait_s: Callable[[float, float], float]) -> bool:
         """Wait until a step may begin. Returns whether ``leave`` is to follow.
 
-        ``wait_s(now, free_at)`` is how long it still waits for more requests; 0.0 once it is complete. It has waited
-        for other models until ``free_at``.
+        ``wait_s(now, free_at)`` is how long it still waits for more requests; 0.0 once it is complete. ``free_at`` is
+        when it had waited for other models for the first time.
         """
         own = _Step()
         with self._changed:
@@ -116,8 +116,8 @@ class Turns:
             try:
                 while True:
                     now = self._clock()
-                    if own.ready:
-                        own.free_at = now
+                    if own.ready and math.isinf(own.free_at) and not self._is_taken(own):
+                        own.free_at = now  # once, so that no step waits for ever
                     left_s = wait_s(now, own.free_at)
                     if own.ready and left_s > 0.0:
                         self._changed.notify_all()  # those behind it need not wait for it

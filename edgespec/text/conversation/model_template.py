@@ -147,7 +147,7 @@ class ModelTemplates:
         """The template for a request with tools, with earlier calls, or with documents.
 
         It is the default one if that can show them, but with tools ``tool_use`` comes first, as in transformers.
-        Raises TemplateError.
+        Raises TemplateError with documents.
         """
         if not (self._named and (tools or calls or documents)):
             return self.default

@@ -28,9 +28,9 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 # The function of a result that names none: some templates print a name.
 _UNKNOWN = "unknown"
 _RESPONSES = "tool_responses"
-# Characters of a result that is given as JSON. A template writes each value by itself, in about 40 of its steps, so
-# that 100 kB of numbers would pass its limits.
-_MOST_RESPONSE = 8192
+# Characters of a conversation's results that are given as JSON, from the first on. A template writes each value by
+# itself, in about 40 of its steps: 8000 numbers take four fifths of what it may take.
+_MOST_RESPONSES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +260,14 @@ class Shapes:
 
     def _as_given(self, messages: Iterable[Message]) -> list[Message]:
         """The messages as the template gets them."""
-        own, called = list[Message](), False
+        own, called, left = list[Message](), False, _MOST_RESPONSES
         for message in messages:
             if message["role"] != "tool":
                 called = "tool_calls" in message
             elif called and self._responds:
-                response = {"name": message.get("name", _UNKNOWN), "response": _response(message["content"])}
+                left -= len(message["content"])
+                found = _response(message["content"]) if left >= 0 else message["content"]
+                response = {"name": message.get("name", _UNKNOWN), "response": found}
                 own[-1] = {**own[-1], _RESPONSES: [*own[-1].get(_RESPONSES, ()), response]}
                 continue
             own.append(self._written(message))
@@ -319,11 +321,10 @@ def _written_call(call: Mapping[str, Any], form: _Form, ids: Callable[[str], str
 
 
 def _response(text: str) -> Any:
-    """A result as its JSON object, or as its text if it is none that a template takes, or a long one."""
-    if len(text) > _MOST_RESPONSE or "\\ud" in text.lower():  # perhaps half of a surrogate pair
-        return text
+    """A result as its JSON object, or as its text if it is none that a template takes."""
     try:
         found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half of a surrogate pair
         return copied(found, "a result") if isinstance(found, dict) else text
     except (ValueError, RecursionError, InvalidRequestError):
         return text
