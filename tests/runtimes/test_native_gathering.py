@@ -22,17 +22,10 @@ from edgespec.runtimes.native.scheduler import (
 )
 from edgespec.runtimes.native.turns import Caller, Turns
 from tests.runtimes.test_native_scheduler import WATCHDOG_S, Model, request
+from tests.runtimes.test_native_turns import Clock
 
 STEP_S = 0.04
 WEIGHT = 4.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Gathering:

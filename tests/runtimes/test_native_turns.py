@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -48,24 +48,31 @@ def test_no_model_waits_while_each_has_one_sequence() -> None:
     assert not turns.enter(complete)
 
 
-def test_complete_steps_compute_in_order_and_those_that_wait_are_passed() -> None:
-    turns = Turns()
-    turns.crowd()
-    assert turns.enter(complete)
+def start_steps(turns: Turns, waits: Mapping[str, float]) -> tuple[list[threading.Thread], list[str]]:
+    """Threads with a step each, in this order, which wait as ``waits`` says; and the names of those that computed."""
     order: list[str] = []
-    waits = {"waits": 1000.0, "first": 0.0, "second": 0.0}
 
     def take(name: str) -> None:
-        turns.crowd()
         entered = turns.enter(lambda _now, _free_at: waits[name])
         order.append(name)
         if entered:
             turns.leave()
 
     threads = [threading.Thread(target=take, args=(name,), daemon=True) for name in waits]
-    for number, thread in enumerate(threads):
+    steps = turns._steps
+    for number, (thread, wait_s) in enumerate(zip(threads, waits.values(), strict=True)):
         thread.start()
-        wait_until(lambda number=number: len(turns._steps) > number)  # type: ignore[misc]
+        ready = wait_s == 0.0
+        wait_until(lambda number=number, ready=ready: [each.ready for each in steps[number:]] == [ready])  # type: ignore[misc]
+    return threads, order
+
+
+def test_complete_steps_compute_in_order_and_those_that_wait_are_passed() -> None:
+    turns = Turns(Clock())  # crowded, however long the threads take
+    turns.crowd()
+    assert turns.enter(complete)
+    waits = {"waits": 1000.0, "first": 0.0, "second": 0.0}
+    threads, order = start_steps(turns, waits)
     turns.leave()
     wait_until(lambda: len(order) == 2)
     waits["waits"] = 0.0
@@ -77,22 +84,11 @@ def test_complete_steps_compute_in_order_and_those_that_wait_are_passed() -> Non
 
 def test_a_step_that_waits_again_lets_those_behind_it_compute() -> None:
     """The model before it has ended its step, and so answers are between two forwards."""
-    turns = Turns()
+    turns = Turns(Clock())  # crowded, however long the threads take
     turns.crowd()
     assert turns.enter(complete)
-    order: list[str] = []
     waits = {"first": 0.0, "second": 0.0}
-
-    def take(name: str) -> None:
-        entered = turns.enter(lambda _now, _free_at: waits[name])
-        order.append(name)
-        if entered:
-            turns.leave()
-
-    threads = [threading.Thread(target=take, args=(name,), daemon=True) for name in waits]
-    for number, thread in enumerate(threads):
-        thread.start()
-        wait_until(lambda number=number: len(turns._steps) > number and turns._steps[number].ready)  # type: ignore[misc]
+    threads, order = start_steps(turns, waits)
     waits["first"] = 1000.0
     turns.leave()
     wait_until(lambda: bool(order))
@@ -117,7 +113,8 @@ def test_a_step_that_is_collected_looks_again_when_the_time_is_over() -> None:
 
 
 def test_a_step_knows_until_when_it_waited_for_another_model() -> None:
-    turns = Turns()
+    clock = Clock()
+    turns = Turns(clock)
     turns.crowd()
     assert turns.enter(complete)
     seen: list[float] = []
@@ -132,15 +129,16 @@ def test_a_step_knows_until_when_it_waited_for_another_model() -> None:
     turns.came(turns.caller, 1.0)
     wait_until(lambda: len(seen) > 1)
     assert set(seen) == {-math.inf}, "another thread's request frees no turn"
-    left_at = time.perf_counter()
+    clock.now += CROWDED_S / 4
     turns.leave()
     thread.join(WATCHDOG_S)
-    assert left_at <= seen[-1]
+    assert seen[-1] == clock.now
     turns.leave()
 
 
 def test_a_step_waits_again_for_requests_only_once_behind_other_models() -> None:
-    turns = Turns()
+    clock = Clock()
+    turns = Turns(clock)
     turns.crowd()
     assert turns.enter(complete)
     waits, seen = [0.0], list[float]()
@@ -154,6 +152,7 @@ def test_a_step_waits_again_for_requests_only_once_behind_other_models() -> None
     for _ in range(2):
         wait_until(lambda: bool(turns._steps) and turns._steps[0].ready)
         waits[0] = 1000.0
+        clock.now += CROWDED_S / 4
         turns.leave()
         wait_until(lambda: not turns._steps[0].ready)
         turns.crowd()

@@ -404,9 +404,9 @@ class AnswerDepth:
             draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
-            alone_s = times.usual_s(1 + others, record.context_length) if others else usual_s  # if none drafted
+            undrafted_s = times.usual_s(1 + others, record.context_length)  # of the same step if none drafted
             further = record.width - 1 + record.company.rows - others
-            part = (record.width - 1) / further if others and further else 1.0
+            part = (record.width - 1) / further if further else 1.0
             if record.overlapped or self._loading:
                 # While a drafter computes, the target is slower, which says nothing about its own speed.
                 times.since_plain = 0 if record.width == 1 and self._loading else times.since_plain + 1
@@ -443,7 +443,7 @@ class AnswerDepth:
             if not self._loading:
                 self._rate_tokens = _RATE_DECAY * self._rate_tokens + record.emitted
                 self._rate_s = _RATE_DECAY * self._rate_s + charged(
-                    working_s, alone_s * shown, others, draft_s, drafting, part
+                    working_s, undrafted_s * shown, others, draft_s, drafting, part
                 )
             self._count(record.emitted)
             self._see(record)
@@ -459,9 +459,7 @@ class AnswerDepth:
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)
                     working_s += min(max(record.verify_s, now_s / MOVED), MOVED * now_s) - record.verify_s
                     plain_s = max(plain_s, record.emitted * usual_s * times.factor / MOVED)
-                step_s = plain_s / record.emitted
-                if others:
-                    step_s *= alone_s / usual_s
+                step_s = plain_s / record.emitted * (undrafted_s / usual_s)
                 self._judge(step_s, charged(working_s, step_s, others, draft_s, drafting, part), record.emitted)
             elif control.load_s and not control.hopeless:
                 control.missed_s += self._gain * plain_s
