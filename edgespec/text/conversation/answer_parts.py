@@ -71,7 +71,8 @@ class StopStrings:
 class AnswerText:
     """Turns tokens into text, and holds back a possible stop string or an incomplete character.
 
-    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together. A control token
+    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together. The half of a
+    character at which an answer is cut is left out, so that the answer can be continued before it. A control token
     that a stop text names has no text: where stop strings are searched, half of a surrogate pair stands for it.
     """
 
@@ -126,9 +127,10 @@ class AnswerText:
         found = self._stops.found
         return found if found is None else self._given.get(found, found)
 
-    def flush(self) -> str:
-        """The text held back, at the end of the answer."""
-        shown, stopped = self._stops.feed(self._decoder.decode(b"", True), may_end=self._early < 0)
+    def flush(self, *, cut: bool = False) -> str:
+        """The text held back, at the end of the answer; ``cut``: it did not end itself."""
+        half = "" if cut else self._decoder.decode(b"", True)
+        shown, stopped = self._stops.feed(half, may_end=self._early < 0)
         return (shown if stopped else shown + self._stops.flush()).translate(_NONE)
 
 
@@ -184,9 +186,9 @@ class AnswerParts:
         text, stopped = self._text.feed(token, held)
         return self._read(text), stopped
 
-    def flush(self) -> list[Piece]:
-        """What was held back, at the end of the answer."""
-        pieces = self._read(self._text.flush())
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, at the end of the answer; ``cut``: it did not end itself."""
+        pieces = self._read(self._text.flush(cut=cut))
         if self._thinking is not None:
             pieces += self._separated(self._thinking.flush())
         pieces += self._unfinished()
