@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.ends import LONGEST_SEARCHED, Ends
+from edgespec.text.conversation.literals import BLANKS
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 from edgespec.text.conversation.thinking import Says, ThinkingText
 from edgespec.text.conversation.tool_calls import CallText
@@ -268,8 +269,8 @@ class _Thoughts:
         return found
 
     def _thought(self, raw: str) -> Piece:
-        text = self._blanks + raw if self._began else raw.lstrip()
-        shown = text.rstrip()
+        text = self._blanks + raw if self._began else raw.lstrip(BLANKS)
+        shown = text.rstrip(BLANKS)
         between = "\n\n" if shown and self._shown and not self._began else ""
         self._blanks, self._began = text[len(shown) :], self._began or bool(shown)
         self._shown = self._shown or self._began
