@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgespec.text.conversation.call_formats import Mark
+from edgespec.text.conversation.literals import BLANKS
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
@@ -61,7 +62,7 @@ class ThinkingMarks:
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
-        return (after if closing else before).lstrip()
+        return (after if closing else before).lstrip(BLANKS)
 
 
 _KNOWN = (
@@ -180,7 +181,7 @@ class ThinkingText:
 
     def _cut_mark(self) -> tuple[int, Says] | None:
         """The mark that comes next, with the blanks in front of it."""
-        begun = self._held.lstrip()
+        begun = self._held.lstrip(BLANKS)
         blanks = len(self._held) - len(begun)
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK

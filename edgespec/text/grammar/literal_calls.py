@@ -16,20 +16,24 @@ from edgespec.text.grammar.form import lark_text
 
 _RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Keywords that allow and refuse nothing.
-_ABOUT = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+ABOUT = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+_SIGNS = r"{}\[\]():,="
 _OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions")
 
 
-def other_names(known: Iterable[str]) -> str:
-    """A terminal of Lark for the names of parameters that are not the ``known`` ones."""
+def other_names(known: Iterable[str], signs: str = "") -> str:
+    """A terminal of Lark for the names of parameters, in any letters, that are not the ``known`` ones.
+
+    ``signs``: what they do not hold either, as in a regular expression.
+    """
     named = " | ".join(map(lark_text, known))
-    return "/[A-Za-z_][A-Za-z0-9_.:-]{0,63}/" + (f" & ~({named})" if named else "")
+    return rf"/[^\s<>\"'{signs}]{{1,64}}/" + (f" & ~({named})" if named else "")
 
 
 def not_kept(schema: Mapping[str, Any]) -> str | None:
     """A keyword in a tool's parameters that ``LiteralArguments`` may not keep, and whose it is; None without one."""
     properties = schema.get("properties", {})
-    if found := next((word for word in schema if word not in (*_ABOUT, *_OF_OBJECT)), None):
+    if found := next((word for word in schema if word not in (*ABOUT, *_OF_OBJECT)), None):
         return found[:40]
     if not all(isinstance(each, str) and each in properties for each in _listed(schema, "required")):
         return "required"
@@ -41,7 +45,7 @@ def _not_kept(own: Any, *, alone: bool) -> str | None:
     """As ``not_kept``, of one parameter; not ``alone``: of one of the schemas that it may have."""
     if not isinstance(own, Mapping):
         return None if own is True else "false"
-    known = ("type", "enum", "const", "anyOf", *_RANGES, *_ABOUT)
+    known = ("type", "enum", "const", "anyOf", *_RANGES, *ABOUT)
     if found := next((word for word in own if word not in known), None):
         return f"{found:.40}"
     types = [json_type(each) if isinstance(each, str) else None for each in _listed(own, "type")]
@@ -108,7 +112,7 @@ class LiteralArguments:
         if not self._ordered:
             free = [item for key, item in items.items() if key not in required]
             if parameters.is_open:
-                yield f"OTHER_{name.upper()}: {other_names(keys)}"
+                yield f"OTHER_{name.upper()}: {other_names(keys, _SIGNS)}"
                 yield f"{name}_other: OTHER_{name.upper()} {self._sign} literal_value"
                 free.append(f"{name}_other")
             yield f"{name}: {self._in_any_order([items[key] for key in required], free)}"
