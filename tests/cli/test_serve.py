@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +29,18 @@ from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
+from edgespec.errors import DownloadError
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
+from edgespec.files.progress import Job
 from edgespec.server.schema import Request
+from edgespec.store.references import ModelSpec
+from edgespec.store.store import Store, StoredModel
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
 from tests.support.tiny_models import TinyModels, put_into_store
 
+TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"  # the catalogue's default pair
 SERVING = re.compile(r"serving (.+) on http://[\d.]+:(\d+)/v1")
 
 
@@ -192,7 +199,7 @@ def test_a_model_loads_while_stderr_is_closed(tiny: TinyModels, monkeypatch: pyt
     monkeypatch.setattr(log, "write", lines.append)
     monkeypatch.setattr(sys, "stderr", Unwritable())
     profile = resolve_profile(None, target=str(tiny.target), draft="none", context=128)
-    with _load(profile, State(), threading.Event(), Limits(), log):
+    with _load(profile, State(), threading.Event(), threading.Event(), Limits(), log):
         assert lines[0].startswith("loading")
         assert lines[-1] == "target is loaded"
 
@@ -203,9 +210,35 @@ def test_a_model_is_freed_if_the_end_of_its_bar_fails(tiny: TinyModels, monkeypa
         changed.setattr(Engine, "close", lambda engine: closed.append(engine))
         changed.setattr(ProgressPrinter, "__exit__", lambda *_raised: Unwritable().write("the end"))
         with pytest.raises(BrokenPipeError):
-            _load(profile, State(less=True), threading.Event(), Limits(), LogWriter())
+            _load(profile, State(less=True), threading.Event(), threading.Event(), Limits(), LogWriter())
     (engine,) = closed
     engine.close()
+
+
+def test_only_the_first_load_may_fetch(tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that comes back after it was freed is loaded from what is on this machine."""
+    place, fetched, loaded = Home(tmp_path / "home"), list[str](), threading.Event()
+
+    def fetch(_store: Store, spec: ModelSpec, _job: Job) -> StoredModel:
+        fetched.append(spec.name)
+        raise DownloadError(spec.name)
+
+    monkeypatch.setenv("EDGESPEC_HOME", str(place.root))
+    monkeypatch.setattr(Store, "fetch", fetch)
+    put_into_store(place, TARGET, tiny.target.read_bytes())
+    drafter = put_into_store(place, DRAFTER, tiny.drafter.read_bytes())
+    profile = resolve_profile(None, target=TARGET, context=128)
+    load = partial(_load, profile, State(), threading.Event(), loaded, Limits(), LogWriter())
+    with load() as engine:
+        assert engine.plan.drafter_off is None
+    shutil.rmtree(drafter.parent)
+    with load() as engine:
+        assert engine.plan.drafter_off is not None
+        assert engine.ask("hello", max_tokens=3)
+    assert fetched == []
+    loaded.clear()
+    with load():
+        assert fetched == [DRAFTER]
 
 
 @pytest.mark.slow
