@@ -215,6 +215,15 @@ def memory_bytes() -> tuple[int, int]:
     return total, max(0, available)
 
 
+def held_bytes() -> int:
+    """What would be available if this process ended, and is not now.
+
+    Linux counts pages of mapped files as available, also while they are in use.
+    """
+    memory: Any = psutil.Process().memory_info()
+    return int(memory.rss - (memory.shared if sys.platform == "linux" else 0))
+
+
 def power_source() -> PowerSource | None:
     """The current power source; None if the system does not report it."""
     try:
