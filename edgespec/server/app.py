@@ -206,7 +206,8 @@ def _about(service: Service) -> list[Route]:
                 service.access.owner(request.headers)
                 found["models"] = {each.names[0]: each.keeper.state for each in service.models}
             return JSONResponse(found)
-        if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
+        # An unloaded model is loaded by the next request, which waits. Only the first load may take very long.
+        if state in ("ready", "unloaded") or (state == "loading" and service.keeper.loads):
             return JSONResponse({"status": "ok", "model": state})
         error = service.keeper.error
         about: dict[str, str] = {"status": state}

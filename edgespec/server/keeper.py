@@ -28,6 +28,10 @@ State = Literal["loading", "ready", "unloaded", "failed"]
 # Ollama's time: a person who reads an answer comes back earlier.
 KEEP_ALIVE_S = 300.0
 
+# For how long a load that failed is the model's state. The next request tries again whatever the state, but behind a
+# proxy none comes while the server says that it cannot answer.
+FAILED_S = 30.0
+
 # Time without a request after which prefixes are written and the machine is measured; a program asks again earlier.
 CALIBRATE_AFTER_S = 1.0
 
@@ -100,6 +104,7 @@ class ModelKeeper:
         self._closed = False
         self.on_load: Callable[[Engine], None] = lambda engine: None  # told of each engine that is loaded
         self.error: EdgespecError | None = None  # of the last attempt to load
+        self._failed_at = -math.inf  # by the event loop's clock
         self.loads = 0
 
     @property
@@ -149,7 +154,7 @@ class ModelKeeper:
             return "ready"
         if self._loading is not None:
             return "loading"
-        return "unloaded" if self.error is None else "failed"
+        return "failed" if self.error is not None and _now() < self._failed_at + FAILED_S else "unloaded"
 
     @property
     def engine(self) -> Engine | None:
@@ -202,11 +207,12 @@ class ModelKeeper:
         except CancelledError:  # it was given up, and has not failed
             raise
         except EdgespecError as error:
-            self.error = error
+            self._failed(error)
             raise
         except Exception as error:
-            self.error = EdgespecError(f"the model cannot be loaded: {type(error).__name__}: {error}")
-            raise self.error from error
+            failure = EdgespecError(f"the model cannot be loaded: {type(error).__name__}: {error}")
+            self._failed(failure)
+            raise failure from error
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
@@ -216,6 +222,9 @@ class ModelKeeper:
         self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()
         return self._loaded
+
+    def _failed(self, error: EdgespecError) -> None:
+        self.error, self._failed_at = error, _now()
 
     @asynccontextmanager
     async def use(self, owner: str = EVERYBODY) -> AsyncIterator[LoadedEngine]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.errors import EdgespecError
-from edgespec.server import answers, streaming
+from edgespec.server import answers, keeper as keeping, streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.pool import Kept
 from edgespec.server.schema import Request
@@ -334,14 +335,36 @@ def test_a_prompt_that_is_too_long_is_an_error_that_clients_know(server: Running
         assert "context_length_exceeded" in error["message"]
 
 
-def test_health_says_why_a_model_cannot_be_loaded_with_the_key_only(tiny: TinyModels) -> None:
-    access = Access(keys=("key-number-one",))
-    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
-        server.wait_until(lambda: server.service.keeper.state == "ready")
-        server.service.keeper._loaded, server.service.keeper.error = None, EdgespecError("/home/me/model is damaged")
-        assert client.get("/health").json() == {"status": "failed"}
-        known = client.get("/health", headers={"authorization": "Bearer key-number-one"}).json()
-        assert known == {"status": "failed", "message": "/home/me/model is damaged"}
+def test_health_of_a_model_that_is_loaded_again(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that sends nothing after a 503 would never send the request that loads the model."""
+    passed_s, now, fails = 0.0, keeping._now, False
+
+    def load_or_fail() -> Engine:
+        if fails:
+            raise EdgespecError("/home/me/model is damaged")
+        return tiny.load(draft="none")
+
+    def health(**headers: str) -> tuple[int, dict[str, str]]:
+        found = client.get("/health", headers=headers)
+        return found.status_code, found.json()
+
+    monkeypatch.setattr(keeping, "_now", lambda: now() + passed_s)
+    load, key = HeldLoad(load_or_fail), {"authorization": "Bearer key-number-one"}
+    with running(load, access=Access(keys=("key-number-one",))) as server, server.client(headers=key) as client:
+        load.release.set()
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "ready"}))
+        load.release.clear()
+        client.post("/api/generate", json={"model": "tiny", "keep_alive": 0})
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "unloaded"}))
+        fails, asking = True, {"messages": [{"role": "user", "content": "hello"}]}
+        answered = ThreadPoolExecutor(1).submit(client.post, CHAT, json=asking)
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "loading"}))
+        load.release.set()
+        assert answered.result(WAIT_S).status_code == 500
+        assert health() == (503, {"status": "failed", "message": "/home/me/model is damaged"})
+        assert health(authorization="Bearer another") == (503, {"status": "failed"})
+        passed_s = keeping.FAILED_S
+        assert health() == (200, {"status": "ok", "model": "unloaded"})
 
 
 def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
