@@ -110,9 +110,10 @@ class Guard:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"
-        answers = scope.get("edgespec.answers", ())
-        self._service.metrics.count(path, status, answers)
+        answers, begun = scope.get("edgespec.answers", ()), scope.get("edgespec.begun", 0)
         error = scope.get("edgespec.error")
+        counted = error.status if isinstance(error, ApiError) else status  # a stream begins with 200 before it fails
+        self._service.metrics.count(path, counted, answers, choices=scope.get("edgespec.choices", 1), begun=begun)
         if isinstance(error, ApiError):
             error = error.logged if self._service.content is None else error.message
         self._service.log(
@@ -126,7 +127,7 @@ class Guard:
                 error=error,
                 kept_in_part=scope.get("edgespec.in_part", False),
                 reading=scope.get("edgespec.reading"),
-                begun=scope.get("edgespec.begun", 0),
+                begun=begun,
             )
         )
 

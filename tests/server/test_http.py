@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -389,11 +390,22 @@ def test_an_error_after_the_start_of_a_stream_is_an_event(server: Running, monke
     async def broken(*_: object) -> None:
         raise ApiError("it broke here", status=500)
 
+    def counted() -> tuple[int, ...]:
+        text = server.service.metrics.text({})
+        names = ("generated_tokens_total", f'requests_total{{path="{CHAT}",status="500"}}')
+        found = [re.search(rf"^edgespec_{re.escape(name)} (\d+)$", text, re.MULTILINE) for name in names]
+        return tuple(0 if each is None else int(each[1]) for each in found)
+
     monkeypatch.setattr(streaming.EventStream, "part", broken)
+    before, (tokens, failures) = len(server.lines), counted()
     response = server.chat("hello", stream=True)
     assert response.status_code == 200
     last = response.text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["message"] == "it broke here"
+    server.wait_until(lambda: len(server.lines) > before)
+    line = server.lines[before]
+    assert (line.status, line.begun > 0) == (200, True)
+    assert counted() == (tokens + line.begun, failures + 1)
 
 
 # --------------------------------------------------------------------------------------- other routes, the log
