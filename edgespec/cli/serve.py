@@ -20,7 +20,7 @@ from edgespec.cli.options import AnswerFlags, expanded, note_context, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
-from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State, note
+from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State
 from edgespec.cli.terminal.reading import ReadingLog
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
@@ -147,8 +147,7 @@ def serve(
 
     def listening() -> None:
         page = page_address(urls(sockets)[0])
-        note(f"serving {_listed(service)} on {addresses}")
-        note(f"in a browser: {page}")
+        log.write(f"serving {_listed(service)} on {addresses}".translate(HARMLESS) + f"\nin a browser: {page}")
         if open_page:  # on a thread: a browser takes seconds to start
             threading.Thread(target=_open, args=(page, log), name="edgespec-open", daemon=True).start()
 

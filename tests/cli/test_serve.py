@@ -194,6 +194,31 @@ class Unwritable(io.StringIO):
         raise BrokenPipeError
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_server_whose_stderr_is_on_a_full_disk_serves(tiny: TinyModels) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+    options = ("--port", str(port), "--draft", "none", tiny.target)
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen(command("serve", *options), stderr=full, env=environment(tiny.home.root))
+    try:
+        health = f"http://127.0.0.1:{port}/health"
+        wait_until(lambda: process.poll() is not None or answers(health))
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        return httpx.get(address, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def test_a_model_loads_while_stderr_is_closed(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     log, lines = LogWriter(), list[str]()
     monkeypatch.setattr(log, "write", lines.append)
