@@ -220,7 +220,8 @@ def _load(
 
 
 def _now() -> str:
-    return time.strftime("%H:%M:%S")
+    """The time of a line; with the date where lines are kept."""
+    return time.strftime("%H:%M:%S" if os.isatty(2) else "%Y-%m-%dT%H:%M:%S%z")
 
 
 def _listed(service: Service) -> str:

@@ -103,7 +103,9 @@ def test_a_server_answers_logs_and_ends_with_its_running_answers(tiny: TinyModel
         assert program.chat(model=str(tiny.slow)).status_code == 200
         assert program.chat(model="another").status_code == 404
         wait_until(lambda: "POST /v1/chat/completions 404" in program.err)
-        assert re.search(r"127\.0\.0\.1 POST /v1/chat/completions 200 .* 8 tokens, [\d.]+ tok/s", program.err)
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"  # with the date: stderr is a file
+        line = rf"^{time} 127\.0\.0\.1 POST /v1/chat/completions 200 .* 8 tokens, [\d.]+ tok/s"
+        assert re.search(line, program.err, re.MULTILINE)
         assert reply["choices"][0]["message"]["content"] not in program.err
         assert "slow is loaded" in program.err
         with httpx.stream(
