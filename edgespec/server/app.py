@@ -177,8 +177,8 @@ def _about(service: Service) -> list[Route]:
     created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def described(model: Service | Served) -> dict[str, Any]:
-        engine = model.keeper.engine
-        meta = None if engine is None else {"n_ctx": engine.plan.context_length, "plan": engine.plan.mode}
+        plan = model.keeper.plan  # before the first load it depends on the memory that will be available
+        meta = None if plan is None else {"n_ctx": plan.context_length, "plan": plan.mode}
         name = model.names[0]
         openai = {"id": name, "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
         return {**openai, "type": "model", "display_name": name, "created_at": created_at}  # Anthropic's members

@@ -15,6 +15,7 @@ from typing import Literal
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, WorkerLostError
 from edgespec.files.model_file import LocatedModel
+from edgespec.planning.choice.plan import Plan
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keep_alive import Stays
 from edgespec.server.memory_waits import MemoryWaits
@@ -103,6 +104,7 @@ class ModelKeeper:
         self._stop_measuring = threading.Event()
         self._closed = False
         self.on_load: Callable[[Engine], None] = lambda engine: None  # told of each engine that is loaded
+        self._last_plan: Plan | None = None  # of the model that was freed last
         self.error: EdgespecError | None = None  # of the last attempt to load
         self._failed_at = -math.inf  # by the event loop's clock
         self.loads = 0
@@ -160,6 +162,11 @@ class ModelKeeper:
     def engine(self) -> Engine | None:
         """The engine, while it is loaded."""
         return None if self._loaded is None else self._loaded.engine
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the loaded model, or the last one that it had; None before the first load."""
+        return self._last_plan if self.engine is None else self.engine.plan
 
     @property
     def context_length(self) -> int:
@@ -295,7 +302,7 @@ class ModelKeeper:
     def _drop(self, loaded: LoadedEngine) -> None:
         """Free a model; requests that come now load it again afterwards."""
         if self._loaded is loaded:
-            self._loaded = None
+            self._last_plan, self._loaded = loaded.engine.plan, None
             self._freeing = asyncio.ensure_future(self.threads.run(lambda: _free(loaded)))
             self._freeing.add_done_callback(take_error)
 

@@ -352,11 +352,15 @@ def test_health_of_a_model_that_is_loaded_again(tiny: TinyModels, monkeypatch: p
     monkeypatch.setattr(keeping, "_now", lambda: now() + passed_s)
     load, key = HeldLoad(load_or_fail), {"authorization": "Bearer key-number-one"}
     with running(load, access=Access(keys=("key-number-one",))) as server, server.client(headers=key) as client:
+        assert client.get("/v1/models/tiny").json()["meta"] is None
         load.release.set()
         server.wait_until(lambda: health() == (200, {"status": "ok", "model": "ready"}))
         load.release.clear()
+        known = client.get("/v1/models/tiny").json()["meta"]
+        assert known["n_ctx"] > 0
         client.post("/api/generate", json={"model": "tiny", "keep_alive": 0})
         server.wait_until(lambda: health() == (200, {"status": "ok", "model": "unloaded"}))
+        assert client.get("/v1/models/tiny").json()["meta"] == known
         fails, asking = True, {"messages": [{"role": "user", "content": "hello"}]}
         answered = ThreadPoolExecutor(1).submit(client.post, CHAT, json=asking)
         server.wait_until(lambda: health() == (200, {"status": "ok", "model": "loading"}))

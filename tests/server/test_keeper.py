@@ -54,6 +54,7 @@ class _Engine:
         self.measuring: threading.Event = threading.Event()
         self.stopped: bool | None = None
         self.said: tuple[str, ...] = ()
+        self.plan = None
         self.pair = SimpleNamespace(forms=SimpleNamespace(prepare=lambda: None))
 
     def keep_prefixes(self, stop: threading.Event) -> tuple[str, ...]:
