@@ -401,6 +401,7 @@ def test_an_error_after_the_start_of_a_stream_is_an_event(server: Running, monke
         return tuple(0 if each is None else int(each[1]) for each in found)
 
     monkeypatch.setattr(streaming.EventStream, "part", broken)
+    server.wait_until(lambda: server.service.connections() == 0)  # the requests of other tests are counted
     before, (tokens, failures) = len(server.lines), counted()
     response = server.chat("hello", stream=True)
     assert response.status_code == 200
