@@ -95,10 +95,13 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
             if match is None:
                 continue
             with contextlib.suppress(OSError):
-                own_host = match["host"] == _HOST
-                if own_host and not _is_gone(int(match["pid"]), match["birth"], entry):
+                if not _is_own(entry):
                     continue
-                if not _is_own(entry) or not (own_host or _untouched_s(entry) > _OTHERS_UNTOUCHED_S):
+                if match["host"] == _HOST:
+                    left = _is_gone(int(match["pid"]), match["birth"], entry)
+                else:
+                    left = _untouched_s(entry) > _OTHERS_UNTOUCHED_S
+                if not left:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)

@@ -215,7 +215,7 @@ def memory_bytes() -> tuple[int, int]:
     return total, max(0, available)
 
 
-def held_bytes() -> int:
+def process_bytes() -> int:
     """What would be available if this process ended, and is not now.
 
     Linux counts pages of mapped files as available, also while they are in use.

@@ -23,9 +23,9 @@ from edgespec.hardware.machine import (
     allowed_processors,
     describe_conditions,
     describe_machine,
-    held_bytes,
     memory_bytes,
     physical_cores,
+    process_bytes,
     usable_processors,
 )
 
@@ -90,12 +90,12 @@ def test_this_machine_has_plausible_values() -> None:
 def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
     size = 64 * 2**20
     (tmp_path / "weights").write_bytes(bytes(size))
-    before = held_bytes()
+    before = process_bytes()
     with (tmp_path / "weights").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert mapped.find(b"x") == -1  # reads all pages
-        assert held_bytes() - before < size // 2
+        assert process_bytes() - before < size // 2
     own = bytearray(b"x") * size
-    assert held_bytes() - before > size // 2
+    assert process_bytes() - before > size // 2
     del own
 
 

@@ -76,7 +76,7 @@ def test_what_other_programs_take_after_the_start_is_left_to_them(
     """Another engine makes room if that helps: its mapped weights are available as they are, and count once."""
     machine = replace(describe_machine(), available_memory_bytes=GIB // 1024)
     monkeypatch.setattr(load, "describe_machine", lambda: machine)
-    monkeypatch.setattr(load, "held_bytes", lambda: 0 if mapped else 4 * GIB)
+    monkeypatch.setattr(load, "process_bytes", lambda: 0 if mapped else 4 * GIB)
     another = object()
     ledger = MemoryLedger(10 * GIB, lambda _needed_bytes: ledger.leave(another))
 

@@ -20,7 +20,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Job, Loading, LoadProgress, follow
-from edgespec.hardware.machine import Machine, describe_machine, held_bytes
+from edgespec.hardware.machine import Machine, describe_machine, process_bytes
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
 from edgespec.placement.context_length import choose_context, least_context, unchanged_context
@@ -148,7 +148,7 @@ def load_pair(
 
 def _together_bytes(profile: Profile, machine: Machine, ledger: MemoryLedger | None) -> int:
     """What all engines of this program may take together, by the memory that is available now."""
-    taken = 0 if ledger is None else min(ledger.taken_bytes, held_bytes())  # so mapped weights count once
+    taken = 0 if ledger is None else min(ledger.taken_bytes, process_bytes())  # so mapped weights count once
     most = int((machine.available_memory_bytes + taken) * profile.max_memory_fraction)
     return most if ledger is None else min(most, ledger.allowed_bytes)
 

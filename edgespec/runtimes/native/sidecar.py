@@ -160,7 +160,8 @@ class Sidecar:
         """
         end = time.monotonic() + _PATIENCE_S + self._size / _SLOWEST_BYTES_PER_S
         try:
-            if not self.path.parent.is_dir() or not self.may_be_written():  # the model was removed while it loaded
+            # Without its folder the model was removed while it loaded.
+            if not self.path.parent.is_dir() or not self.may_be_written():
                 return False
             head = _MAGIC + self.key + self._seal(address)
             with replacing(self.path, expected_bytes=self._size, durable=False) as file:
