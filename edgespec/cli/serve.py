@@ -20,7 +20,7 @@ from edgespec.cli.options import AnswerFlags, expanded, note_context, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
-from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State, note
+from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State
 from edgespec.cli.terminal.reading import ReadingLog
 from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
 from edgespec.files.home import home
@@ -114,7 +114,7 @@ def serve(
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
-    stopped = threading.Event()
+    stopped, loaded = threading.Event(), threading.Event()
     log = LogWriter()
     allowed = int(describe_machine().available_memory_bytes * profiles[0].max_memory_fraction)
     shared = Shared(Room(None if models is None else allowed))
@@ -122,7 +122,7 @@ def serve(
     first, *others = [
         Served(
             keeper=ModelKeeper(
-                partial(_load, each, state, stopped, limits, log),
+                partial(_load, each, state, stopped, loaded, limits, log),
                 context_length=MOST_TOKENS if each.context == "auto" else each.context,
                 tell=lambda sentence: log.write(f"{_now()} {sentence}"),
                 shared=shared,
@@ -147,8 +147,7 @@ def serve(
 
     def listening() -> None:
         page = page_address(urls(sockets)[0])
-        note(f"serving {_listed(service)} on {addresses}")
-        note(f"in a browser: {page}")
+        log.write(f"serving {_listed(service)} on {addresses}".translate(HARMLESS) + f"\nin a browser: {page}")
         if open_page:  # on a thread: a browser takes seconds to start
             threading.Thread(target=_open, args=(page, log), name="edgespec-open", daemon=True).start()
 
@@ -192,14 +191,21 @@ def _for_owners(profile: Profile, keys: int) -> Profile:
     return replace(profile, prefixes=keys <= 1) if profile.prefixes == "auto" else profile
 
 
-def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits, log: LogWriter) -> Engine:
-    """Load the models. Lines go to the log: stderr may be closed, or full and unread."""
+def _load(
+    profile: Profile, state: State, stopped: threading.Event, loaded: threading.Event, limits: Limits, log: LogWriter
+) -> Engine:
+    """Load the models. Lines go to the log: stderr may be closed, or full and unread.
+
+    ``loaded`` is set by the first load that succeeds. Those that follow it use no network: a model that was freed
+    comes back from this machine, and what was removed since is not fetched again.
+    """
     from edgespec.engine.engine import Engine
 
     def say(text: str) -> None:
         log.write(text.translate(HARMLESS))
 
-    download = not state.offline and limits.ledger is None  # several models are those of the store
+    # Several models are those of the store.
+    download = not state.offline and limits.ledger is None and not loaded.is_set()
     with ExitStack() as failed:  # the end of a bar may fail
         with ProgressPrinter(quiet=state.quiet, say=say) as progress:
             engine = Engine.load(
@@ -207,13 +213,15 @@ def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limi
             )
             failed.enter_context(engine)
         failed.pop_all()
+    loaded.set()
     say(f"{engine.plan.target.model} is loaded")
     note_context(engine, say)
     return engine
 
 
 def _now() -> str:
-    return time.strftime("%H:%M:%S")
+    """The time of a line; with the date where lines are kept."""
+    return time.strftime("%H:%M:%S" if os.isatty(2) else "%Y-%m-%dT%H:%M:%S%z")
 
 
 def _listed(service: Service) -> str:

@@ -7,6 +7,7 @@ only the messages are read. A notice says why. Another model's file is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -116,7 +117,10 @@ class SavedSession:
         self._conversation = _object(file.header, "conversation")
         file.verify()
         self._state, self._why_not = self._read_state(file.tokens()), self._read_again_because(model)
-        if not file.made_in(self._pair.home):
+        own = False
+        with contextlib.suppress(OSError):
+            own = file.made_in(self._pair.home)
+        if not own:
             # Its tokens and its cache could say something else than its messages.
             self._state = replace(self._state, history=(), rendered="")
             self._why_not = _NOT_MADE_HERE if file.token_count else None

@@ -20,7 +20,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Job, Loading, LoadProgress, follow
-from edgespec.hardware.machine import Machine, describe_machine
+from edgespec.hardware.machine import Machine, describe_machine, process_bytes
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
 from edgespec.placement.context_length import choose_context, least_context, unchanged_context
@@ -76,7 +76,8 @@ def load_pair(
 ) -> LoadedPair:
     """Find and load what the profile asks for. Raises EdgespecError and its subclasses only."""
     machine = describe_machine()
-    allowed = _allowed_bytes(profile, machine, limits)
+    together = _together_bytes(profile, machine, limits.ledger)
+    allowed = together if limits.max_memory_bytes is None else min(together, limits.max_memory_bytes)
     file = _find_target(profile, locator)
     # Chosen before a drafter is fetched for it.
     open_tokenizer = cache(choose_tokenizer(file.tokenizer_path, file.header))
@@ -96,7 +97,7 @@ def load_pair(
     request, whole = chosen.request, _whole(chosen.model, locator)
     if limits.ledger is not None:
         models = [target.model, *([] if chosen.model is None else [chosen.model])]
-        limits.ledger.require(file.name, [each.memory for each in models])
+        limits.ledger.require(file.name, [each.memory for each in models], together)
     measure = _measure(request, store, own_home, tell, open_tokenizer, calibrate=calibrate)
     pool = ModelPool(
         chosen.prepare,
@@ -145,12 +146,11 @@ def load_pair(
         raise
 
 
-def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
-    if limits.ledger is not None:  # as if it were the only engine: what others take is counted there
-        allowed = limits.ledger.allowed_bytes
-    else:
-        allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
-    return allowed if limits.max_memory_bytes is None else min(allowed, limits.max_memory_bytes)
+def _together_bytes(profile: Profile, machine: Machine, ledger: MemoryLedger | None) -> int:
+    """What all engines of this program may take together, by the memory that is available now."""
+    taken = 0 if ledger is None else min(ledger.taken_bytes, process_bytes())  # so mapped weights count once
+    most = int((machine.available_memory_bytes + taken) * profile.max_memory_fraction)
+    return most if ledger is None else min(most, ledger.allowed_bytes)
 
 
 def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
