@@ -14,12 +14,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.call_formats import (
+    FUNCTION_GEMMA,
     GEMMA,
     GLM,
     HARMONY,
     HERMES,
     LFM2,
     LLAMA,
+    OLMO,
     QWEN_XML,
     CallFormat,
 )
@@ -437,15 +439,25 @@ MARKED = [
     [
         (LFM2, "<|tool_call_start|>[f({})]<|tool_call_end|>", PYTHONIC),
         (GEMMA, "<|tool_call>call:f{{{}}}<tool_call|>", MARKED),
+        (
+            FUNCTION_GEMMA,
+            "<start_function_call>call:f{{{}}}<end_function_call>",
+            [each.replace('<|"|>', "<escape>") for each in MARKED],
+        ),
+        (
+            OLMO,
+            "<function_calls>f({})</function_calls>",
+            ["n=3", 'a="x\\n", n=3', 'n=1, on=true, kind="say \\"x\\""', 'n=9, kind=null, more=[1, {"k": null}]'],
+        ),
     ],
-    ids=["python", "marked"],
+    ids=["python", "marked", "escaped", "python with json"],
 )
 def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_schema(
     form: CallFormat, frame: str, texts: list[str]
 ) -> None:
     asked = use(form, (LITERAL,))
     bound = call_form(asked, ["f"], several=False)
-    sign = "=" if form is LFM2 else ":"
+    sign = "=" if form.syntax.is_python else ":"
     for text in texts:
         assert is_whole(bound, frame.format(text)), text
         assert is_whole(begun_form(asked), "So " + frame.format(text) + "."), text
@@ -462,7 +474,7 @@ def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_sc
     ):
         if wrong != texts[2]:
             assert not is_whole(bound, frame.format(wrong)), wrong
-    for number in range(20 if form is LFM2 else 0):  # random letters never make the mark that ends a text
+    for number in range(20 if form.syntax.is_python else 0):  # random letters never make the mark that ends a text
         (found,) = calls(asked, drawn(bound, number))
         own = json.loads(found.arguments)
         assert own["n"] in range(1, 10)

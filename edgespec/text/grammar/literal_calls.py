@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from edgespec.text.conversation.argument_values import Allowed, Listed, allowed, json_type
-from edgespec.text.conversation.literals import PYTHON, Syntax
+from edgespec.text.conversation.literals import Syntax
 from edgespec.text.grammar.form import lark_text
 
 _RANGES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -68,7 +68,8 @@ class LiteralArguments:
 
     def __init__(self, syntax: Syntax, mark: Callable[[str], str], *, ordered: bool) -> None:
         self._ordered = ordered
-        self._python = syntax == PYTHON
+        self._syntax = syntax
+        self._python = syntax.is_python
         self._mark = mark
         (*_, self._quote) = syntax.quotes
         self._between = '", "' if self._python else '","'
@@ -78,14 +79,13 @@ class LiteralArguments:
         """The rules of values of each type."""
         if self._python:
             yield r"literal_text: /'([^'\\\n]|\\.)*'/ | /\"([^\"\\\n]|\\.)*\"/"
-            yield 'literal_constant: "True" | "False" | "None"'
             member = 'literal_text ": " literal_value'
         else:
             yield f"literal_text: {self._mark(self._quote)} {self._rest}"
             if not self._mark(self._quote).startswith("<["):
                 yield f"literal_rest[suffix={lark_text(self._quote)}]: /(?s:.*)/"
-            yield 'literal_constant: "true" | "false" | "null"'
             member = r'/[^\s{}\[\]:,<>]+/ ":" literal_value'
+        yield f"literal_constant: {' | '.join(map(lark_text, self._syntax.constants))}"
         items, pairs = (f"({each} ({self._between} {each})*)?" for each in ("literal_value", f"({member})"))
         # A longer exponent may make a number that no reader holds.
         yield r"literal_number: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/"
@@ -145,10 +145,9 @@ class LiteralArguments:
         return " | ".join(found) or "literal_value"
 
     def _type(self, kind: str) -> str:
-        constants = {"boolean": ("True", "False"), "null": ("None",)}
+        constants = {"boolean": (True, False), "null": (None,)}
         if kind in constants:
-            words = (each if self._python else {"None": "null"}.get(each, each.lower()) for each in constants[kind])
-            return " | ".join(map(lark_text, words))
+            return " | ".join(map(self._literal, constants[kind]))
         return {
             "string": "literal_text",
             "number": "literal_number",
@@ -159,9 +158,9 @@ class LiteralArguments:
     def _literal(self, value: Any) -> str:
         """A value of an enumeration as models write it."""
         if isinstance(value, str):
-            return lark_text(repr(value)) if self._python else self._marked(value)
+            return lark_text(self._syntax.text(value)) if self._python else self._marked(value)
         if value is None or isinstance(value, bool):
-            return lark_text(repr(value) if self._python else json.dumps(value))
+            return lark_text(self._syntax.constant(value))
         if isinstance(value, int | float):
             return lark_text(json.dumps(value))
         return "literal_list" if isinstance(value, list) else "literal_object"
