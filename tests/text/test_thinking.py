@@ -6,7 +6,7 @@ import pytest
 
 from edgespec.files.home import home
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.conversation.thinking import SWITCH, has_switch, thinking_marks
+from edgespec.text.conversation.thinking import SWITCH, has_switch, switched, thinking_marks
 from tests.support.answer_pieces import QWEN
 from tests.support.real_templates import real_templates
 
@@ -48,6 +48,15 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     assert has_switch(qwen3)
     assert not has_switch(templates["Qwen-Qwen2.5-7B-Instruct"])
     assert not has_switch(None)
+    for name in ("ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-V3.1"):
+        shown = ChatTemplate(templates[name], bos_token="", eos_token="")
+        user = [{"role": "user", "content": "hi"}]
+        without, on, off = (
+            shown.render(user, extra=each) for each in ({}, *map(switched, ({SWITCH: True}, {SWITCH: False})))
+        )
+        assert without == off != on, name
+        assert has_switch(templates[name]), name
+    assert not has_switch(templates["openai-gpt-oss-120b"]), "a message's thinking is none"
     template = ChatTemplate(qwen3, bos_token="", eos_token="<|im_end|>")
     asked = [{"role": "user", "content": "hi"}]
     thinking, not_thinking = (template.render(asked, extra={SWITCH: think}) for think in (True, False))

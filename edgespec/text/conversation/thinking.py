@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from edgespec.text.conversation.call_formats import Mark
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
+# That of Granite 3 and DeepSeek V3.1, which do not think by default.
+_OTHER_SWITCH = "thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,13 @@ def thinking_marks(template: str | None) -> ThinkingMarks | None:
 
 def has_switch(template: str | None) -> bool:
     """Whether a chat template has a switch for thinking."""
-    return template is not None and re.search(rf"\b{SWITCH}\b", template) is not None
+    reads_other = rf"\{{%[-+]?\s*(?:el)?if\s+(?:not\s+)?{_OTHER_SWITCH}\b"  # the word is also one of prose
+    return re.search(rf"\b{SWITCH}\b|{reads_other}", template or "") is not None
+
+
+def switched(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables that were asked for, the switch under the names of all templates."""
+    return {**({_OTHER_SWITCH: asked[SWITCH]} if SWITCH in asked else {}), **asked}
 
 
 class Says(Enum):
