@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgespec.files.home import home
@@ -20,6 +22,9 @@ def test_thinking_opened_by_the_prompt_ends_at_the_closing_mark() -> None:
 def test_the_answer_in_a_whole_text_is_what_follows_the_thinking() -> None:
     assert QWEN.answer_in("so</think>\n\nyes") == "yes"
     assert QWEN.answer_in("yes") == "yes"
+    granite = replace(QWEN, around=("<response>", "</response>"))
+    assert granite.answer_in("so</think><response>\nyes\n</response>\n") == "yes"
+    assert granite.answer_in("<response>yes</response>") == "<response>yes</response>"
 
 
 @pytest.mark.models
@@ -31,6 +36,9 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     for name in ("Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "Qwen-QwQ-32B"):
         assert found[name] == QWEN, name
     assert thinking_marks(None) is None
+    granite = found["ibm-granite-granite-3.3-2B-Instruct"]
+    assert granite is not None
+    assert granite.around == ("<response>", "</response>")
     openings = {
         "openai-gpt-oss-120b": "<|channel|>analysis<|message|>",
         "google-gemma-4-31B-it": "<|channel>thought",

@@ -22,8 +22,9 @@ class ThinkingMarks:
 
     ``answer``: marks behind each of which its answer begins, if it has any. ``others`` are then the further marks
     around what it says to others, first the one that begins its next message. Thinking may come again after them.
-    ``shown``: what its chat template has where it does not spell the marks. ``read``: these two as they are read,
-    where models write them in more ways.
+    ``shown``: what its chat template has where the marks do not show whose they are. ``read``: ``answer`` and
+    ``others`` as they are read, where models write them in more ways. ``around``: the marks that its answer has on
+    both sides behind thinking.
     """
 
     opening: str
@@ -32,10 +33,11 @@ class ThinkingMarks:
     others: tuple[str, ...] = ()
     shown: str = ""
     read: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
-        return self.opening, self.closing, *self.outside
+        return self.opening, self.closing, *self.outside, *self.around
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -64,7 +66,10 @@ class ThinkingMarks:
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
-        return (after if closing else before).lstrip()
+        answer = (after if closing else before).lstrip()
+        if not (closing and self.around and answer.startswith(self.around[0])):
+            return answer
+        return answer.removeprefix(self.around[0]).rstrip().removesuffix(self.around[1]).strip()
 
 
 _KNOWN = (
@@ -85,6 +90,13 @@ _KNOWN = (
     ),
     # Solar Open.
     ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
+    # Granite 3.3.
+    ThinkingMarks(
+        "<think>",
+        "</think>",
+        shown="<think></think> and write your response between <response></response>",
+        around=("<response>", "</response>"),
+    ),
     # Qwen3, DeepSeek R1, SmolLM3 and most others.
     ThinkingMarks("<think>", "</think>"),
     # Magistral.
@@ -137,7 +149,10 @@ class ThinkingText:
         self._marks = marks
         self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
         self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
-        self._ends = (self._opening, *map(Mark, marks.outside))  # of an answer: the head of a call may hold others
+        # What ends an answer: the head of a call may hold the other marks.
+        self._ends = (self._opening, *map(Mark, (*marks.answer, *marks.others[:1], marks.closing)))
+        self._behind = [Mark(f"\n{mark}\n") for mark in marks.around[1:]]  # the answer, if the mark before it came
+        self._is_marked = False
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
@@ -163,6 +178,8 @@ class ThinkingText:
         """The text held back, once all text has come."""
         held, self._held = self._held, ""
         kind = self._without_mark if self._next is Says.MARK and not self._closed else self._next
+        if kind is Says.ANSWER and self._is_marked and self._behind[0].match(held, 0, final=True):
+            kind = Says.MARK
         return [(held, kind)] if held else []
 
     def _cut(self) -> tuple[int, Says] | None:
@@ -170,6 +187,9 @@ class ThinkingText:
         held = self._held
         if self._next is Says.MARK:
             return self._cut_mark()
+        if self._next is Says.ANSWER and self._is_marked:  # only at the end of all text is it the mark
+            cut = self._behind[0].begun_at(held)
+            return (cut, Says.ANSWER) if cut else None
         if self._next is Says.ANSWER:
             return self._cut_before(self._ends if self._marks.answer else (), Says.ANSWER)
         closing = self._marks.closing
@@ -191,6 +211,11 @@ class ThinkingText:
         """The mark that comes next, with the blanks in front of it."""
         begun = self._held.lstrip()
         blanks = len(self._held) - len(begun)
+        if self._closed and begun and self._marks.around and not self._is_marked:
+            before = self._marks.around[0]
+            self._is_marked = begun.startswith(before)
+            if before.startswith(begun[: len(before)]):
+                return (blanks + len(before), Says.MARK) if self._is_marked else None
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK
             return blanks, Says.MARK
