@@ -146,9 +146,10 @@ class _Calls:
         for number, function in enumerate(self._functions):
             name, heads = function["name"], self._format.heads
             schema = function["parameters"]
-            if self._is_strict(function) and (found := not_kept(schema)) is not None:
+            strict = self._is_strict(function)
+            if strict and (found := not_kept(schema)) is not None:
                 raise self._not_kept(found)
-            yield from literals.rules(f"properties{number}", schema, self._listed(schema))
+            yield from literals.rules(f"properties{number}", schema, self._listed(schema), strict=strict)
             begin, end = "()" if self._format.syntax.is_python else "{}"
             yield f'arguments{number}: "{begin}" properties{number} "{end}"'
             written = [self._call(head, name, f"arguments{number}") for head in heads]
