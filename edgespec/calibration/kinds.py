@@ -13,7 +13,7 @@ from edgespec.calibration.timing import ModelTimes
 from edgespec.files.checked import Check, From, Range, read, to_json
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.settled import Answered, Settled
-from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.planning.depth.experience import History
@@ -124,12 +124,13 @@ def _farther(before: WidthProbe, now: WidthProbe) -> bool:
     return more and not less and set(before.widths) <= set(now.widths)
 
 
-# The tokens behind an acceptance that was stored without their number: it holds the rates of the last thirty.
+# The tokens behind each rate that was stored without their number. The oldest files hold rates of the last thirty.
 _TOKENS_OF_OLD = 30.0
 
 
 def _prior(stored: dict[str, Any]) -> AcceptancePrior:
-    return read(AcceptancePrior, {"tokens": _TOKENS_OF_OLD, **stored}, ignore_unknown=True)
+    of_old = {"position_tokens": [_TOKENS_OF_OLD] * POSITIONS, "confidence_tokens": [_TOKENS_OF_OLD] * BINS}
+    return read(AcceptancePrior, of_old | stored, ignore_unknown=True)
 
 
 @dataclass(frozen=True, slots=True)

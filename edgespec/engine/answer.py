@@ -185,7 +185,7 @@ class AnswerTask:
             self.finish_reason = "cancelled"
         finally:
             steps.close()
-        rest = self._parts.flush()
+        rest = self._parts.flush(cut=self.finish_reason != "stop")
         if rest or self._unshown:
             self._show(rest)
 

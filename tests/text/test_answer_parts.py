@@ -48,6 +48,7 @@ def said(chunks: list[str], **settings: Any) -> Said:
     [
         ("<think>\nhm, hm\n</think>\n\nYes.", False, "hm, hm", "Yes."),
         ("\n <think>so</think>yes", False, "so", "yes"),
+        ("<think>\n\u3000so</think>\n\n\u3000yes", False, "\u3000so", "\u3000yes"),
         ("hm\n\nso\n</think>Yes.", True, "hm\n\nso", "Yes."),
         ("<think>\nhm</think>Yes.", True, "hm", "Yes."),
         ("</think>Yes.", True, "", "Yes."),

@@ -208,6 +208,34 @@ def test_tools_with_too_large_schemas_are_refused() -> None:
     assert raised.value.param == "tools"
 
 
+@pytest.mark.parametrize("form", [HERMES, QWEN_XML], ids=["json", "marks"])
+def test_schemas_in_other_letters_count_as_in_utf_8_and_descriptions_not_at_all(form: CallFormat) -> None:
+    cities = [f"城市{number}" for number in range(12_000)]
+    properties = {
+        "description": {"type": "array", "items": {"enum": cities, "description": "城" * MOST_BYTES}},
+        "default": {"const": {"title": "ü"}, "examples": ["x" * MOST_BYTES]},
+    }
+    asked = use(form, (tool("f", properties, "description", "default"),))
+    for bound in (call_form(asked, ["f"], several=False), begun_form(asked)):
+        assert len(bound.text.encode()) > MOST_BYTES // 2
+        values = ('["城市7"]', '{"title": "ü"}')
+        if form is HERMES:
+            arguments = ", ".join(f'"{key}": {value}' for key, value in zip(properties, values, strict=True))
+            text = f'<tool_call>\n{{"name": "f", "arguments": {{{arguments}}}}}\n</tool_call>'
+        else:
+            said = zip(properties, values, strict=True)
+            lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in said)
+            text = f"<tool_call>\n<function=f>\n{lines}</function>\n</tool_call>"
+        assert is_whole(bound, text)
+        assert not is_whole(bound, text.replace("城市7", "城市x"))
+        assert not is_whole(bound, text.replace("ü", "u"))
+
+
+def test_half_of_a_character_in_a_schema_is_a_replacement_character() -> None:
+    form = call_form(use(LLAMA, (tool("f", {"a": {"const": "\ud83d"}}, "a"),)), ["f"], several=False)
+    assert is_whole(form, '{"name": "f", "parameters": {"a": "\ufffd"}}')
+
+
 def test_only_a_strict_tool_is_kept_whole() -> None:
     for strict, works in ((None, True), (False, True), (True, False)):
         own = tool("f", {"a": {"type": "integer", "not": {"const": 1}}}, strict=strict)
@@ -366,9 +394,10 @@ def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
         for keys in ("", "a", "zy"):
             assert is_whole(begun_form(asked(**open_)), write(*keys)), "what the model calls by itself is kept"
         named = begun_form(asked(**open_, properties={"red": {"type": "integer"}, "s": {}}))
-        for names in ([], ["s", "red", "z"], ["z"], ["ready", "re", "red"]):
+        for names in ([], ["s", "red", "z"], ["z"], ["ready", "re", "red"], ["城市", "ünï_1.b-c", "red"]):
             assert is_whole(named, write(*names)), names
         assert not is_whole(named, write("red").replace("1", "x")), "the type of a named one"
+        assert not is_whole(named, write("red ").replace("1", "x")), "nor with a blank"
     assert is_whole(call_form(asked(additionalProperties=True, **one), ["f"], several=False), write("a"))
 
 

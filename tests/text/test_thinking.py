@@ -22,6 +22,7 @@ def test_thinking_opened_by_the_prompt_ends_at_the_closing_mark() -> None:
 def test_the_answer_in_a_whole_text_is_what_follows_the_thinking() -> None:
     assert QWEN.answer_in("so</think>\n\nyes") == "yes"
     assert QWEN.answer_in("yes") == "yes"
+    assert QWEN.answer_in("so</think>\n\n\u3000yes") == "\u3000yes"
     granite = replace(QWEN, around=("<response>", "</response>"))
     assert granite.answer_in("so</think><response>\nyes\n</response>\n") == "yes"
     assert granite.answer_in("<response>yes</response>") == "<response>yes</response>"

@@ -228,6 +228,10 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
     tokens = _table(cursor, entries, "tokenizer.ggml.tokens", "string", None)
     if tokens == 0:
         raise cursor.fail("tokenizer.ggml.tokens is empty", entries["tokenizer.ggml.tokens"].offset)
+    types = entries.get("tokenizer.ggml.token_type")
+    if types is not None and types.kind == "uint32" and types.count is not None:
+        reason = "its token types are uint32 instead of int32, as in mlx_lm's files, whose tokens have no ranks"
+        raise cursor.fail(reason, types.offset, "convert the model's folder instead: `edgespec export`")
     # llama.cpp indexes token_type and scores by token id without a bounds check.
     _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
     _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens, or_kind="int32")  # Mistral's own files

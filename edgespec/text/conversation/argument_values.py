@@ -14,7 +14,7 @@ from operator import and_, or_
 from typing import Any
 from urllib.parse import unquote
 
-from edgespec.text.conversation.literals import PYTHON, to_json
+from edgespec.text.conversation.literals import BLANKS, PYTHON, to_json
 
 # Schemas within schemas, references included. A request's JSON nests 48 deep; real tools have few references. A step
 # takes three of Python's 1 000 frames.
@@ -129,7 +129,7 @@ def _json(text: str) -> str | None:
 
     Some templates write lists and objects as Python does, and so do their models.
     """
-    found = text.strip(" \t\r\n")
+    found = text.strip(BLANKS)
     if _is_json(found):
         return found
     found = to_json(found, PYTHON) if found.startswith(("[", "{")) else ""

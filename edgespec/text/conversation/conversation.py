@@ -525,8 +525,8 @@ class Conversation:
                 name: before[name] + answer.get(name, "") for name in ("content", THINKING[0]) if name in before
             }
         self._messages += [{"role": "user", "content": turn.message}, *after, answer]
-        # After a stop string the tokens hold more than the text: the text is tokenised again. The same holds for two
-        # hidden tokens, of which ``_encode`` leaves out one.
+        # After a stop string, or cut within a character, the tokens hold more than the text: the text is tokenised
+        # again. The same holds for two hidden tokens, of which ``_encode`` leaves out one.
         tokenizer, last = self._prompts.tokenizer, answer_ids[-2:]
         hidden = len(last) == 2 and not any(map(tokenizer.token_bytes, last))
         if not hidden and tokenizer.detokenize(answer_ids) == said.raw:

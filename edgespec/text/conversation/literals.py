@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+# Those of JSON, also around marks. Other blanks are a text's: one in Chinese or Japanese may begin with U+3000.
+BLANKS = " \t\r\n"
 _CONSTANTS = {"None": "null", "True": "true", "False": "false"}
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(rf"\\(?:x({_HEX}{{2}})|u({_HEX}{{4}})|U(0010{_HEX}{{4}}|000{_HEX}{{5}})|(?P<sign>.))", re.DOTALL)
@@ -111,7 +113,9 @@ def _text_as_json(text: str, syntax: Syntax) -> str:
     try:
         json.loads(text)
     except ValueError:
-        return _quoted(_ESCAPE.sub(_character, text[1:-1]))
+        inner = _ESCAPE.sub(_character, text[1:-1])
+        # Joins escaped halves of characters. A half alone, which no text has, becomes U+FFFD.
+        return _quoted(inner.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
     return text
 
 

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from edgespec.text.conversation.call_formats import Mark
+from edgespec.text.conversation.literals import BLANKS
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
@@ -66,10 +67,10 @@ class ThinkingMarks:
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
-        answer = (after if closing else before).lstrip()
+        answer = (after if closing else before).lstrip(BLANKS)
         if not (closing and self.around and answer.startswith(self.around[0])):
             return answer
-        return answer.removeprefix(self.around[0]).rstrip().removesuffix(self.around[1]).strip()
+        return answer.removeprefix(self.around[0]).rstrip(BLANKS).removesuffix(self.around[1]).strip(BLANKS)
 
 
 _KNOWN = (
@@ -209,7 +210,7 @@ class ThinkingText:
 
     def _cut_mark(self) -> tuple[int, Says] | None:
         """The mark that comes next, with the blanks in front of it."""
-        begun = self._held.lstrip()
+        begun = self._held.lstrip(BLANKS)
         blanks = len(self._held) - len(begun)
         if self._closed and begun and self._marks.around and not self._is_marked:
             before = self._marks.around[0]

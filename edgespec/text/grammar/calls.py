@@ -16,7 +16,9 @@ from edgespec.text.conversation.call_formats import CallFormat, Mark
 from edgespec.text.conversation.literals import JSON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
+from edgespec.text.grammar.lenient import binding
 from edgespec.text.grammar.literal_calls import LiteralArguments, not_kept, other_names
+from edgespec.text.plain import mended
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -60,7 +62,7 @@ def call_form(
 
 
 def _call_of(rules: Sequence[str]) -> Form:
-    text = "\n".join(rules)
+    text = mended("\n".join(rules))
     if len(text.encode()) > MOST_BYTES:
         raise InvalidRequestError(
             "the schemas of the tools are too large for a call to be bound to them",
@@ -209,7 +211,7 @@ class _Calls:
             before, closing = self._mark(mark + padding), self._mark(padding + end)
             if may is not None and may.members and not may.types:
                 members = [json.loads(each) for each in sorted(may.members)]
-                said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in members)
+                said = " | ".join(lark_text(each if isinstance(each, str) else _dumps(each)) for each in members)
                 yield f"{rule}: {before} ({said}) {closing}"
             elif not is_text:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -422,7 +424,12 @@ class _BegunCalls(_Calls):
 
 
 def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
+    bound = {**binding(schema), "x-guidance": {**SPACINGS[spacing], "lenient": lenient}}
+    return f"%json {_dumps(bound)}"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def in_each_order(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

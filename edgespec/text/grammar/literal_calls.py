@@ -23,20 +23,24 @@ _DEEPEST = 64
 # Keys of objects in values have no quotes in every format.
 _KEY = re.compile(r"[^\s{}\[\]:,<>]+")
 # Keywords that allow and refuse nothing.
-_ABOUT = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+ABOUT = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
+_SIGNS = r"{}\[\]():,="
 _OF_OBJECT = ("type", "properties", "required", "additionalProperties", "$schema", "$id", "$defs", "definitions")
 
 
-def other_names(known: Iterable[str]) -> str:
-    """A terminal of Lark for the names of parameters that are not the ``known`` ones."""
+def other_names(known: Iterable[str], signs: str = "") -> str:
+    """A terminal of Lark for the names of parameters, in any letters, that are not the ``known`` ones.
+
+    ``signs``: what they do not hold either, as in a regular expression.
+    """
     named = " | ".join(map(lark_text, known))
-    return "/[A-Za-z_][A-Za-z0-9_.:-]{0,63}/" + (f" & ~({named})" if named else "")
+    return rf"/[^\s<>\"'{signs}]{{1,64}}/" + (f" & ~({named})" if named else "")
 
 
 def not_kept(schema: Mapping[str, Any]) -> str | None:
     """A keyword in a tool's parameters that ``LiteralArguments`` may not keep, and whose it is; None without one."""
     properties = schema.get("properties", {})
-    if found := next((word for word in schema if word not in (*_ABOUT, *_OF_OBJECT)), None):
+    if found := next((word for word in schema if word not in (*ABOUT, *_OF_OBJECT)), None):
         return found[:40]
     if not all(isinstance(each, str) and each in properties for each in _listed(schema, "required")):
         return "required"
@@ -63,7 +67,7 @@ class _Kept:
             return "nesting"
         if "$ref" in own:
             return self._referred(own, within) if alone else "$ref"
-        if found := next((word for word in own if word not in (*_OF_VALUE, *_RANGES, *_ABOUT)), None):
+        if found := next((word for word in own if word not in (*_OF_VALUE, *_RANGES, *ABOUT)), None):
             return str(found)
         types = [json_type(each) if isinstance(each, str) else None for each in _listed(own, "type")]
         if None in types:
@@ -81,7 +85,7 @@ class _Kept:
 
     def _referred(self, own: Mapping[str, Any], within: tuple[str, ...]) -> str | None:
         target = own["$ref"]
-        if not isinstance(target, str) or target in within or any(word not in ("$ref", *_ABOUT) for word in own):
+        if not isinstance(target, str) or target in within or any(word not in ("$ref", *ABOUT) for word in own):
             return "$ref"
         if target in self._seen:
             return None
@@ -158,7 +162,7 @@ class LiteralArguments:
         if not self._ordered:
             free = [item for key, item in items.items() if key not in required]
             if parameters.is_open:
-                yield f"OTHER_{name.upper()}: {other_names(keys)}"
+                yield f"OTHER_{name.upper()}: {other_names(keys, _SIGNS)}"
                 yield f"{name}_other: OTHER_{name.upper()} {self._sign} literal_value"
                 free.append(f"{name}_other")
             yield f"{name}: {self._in_any_order([items[key] for key in required], free)}"
