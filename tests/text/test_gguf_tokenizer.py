@@ -247,6 +247,13 @@ def test_stop_tokens_are_recognised_by_their_texts(
         assert not both.differ(text), text
 
 
+def test_an_answer_ends_where_function_gemma_would_write_a_result(tmp_path: Path) -> None:
+    tokens = [("<end_function_call>", CONTROL), ("<start_function_response>", CONTROL), *LETTERS, *MERGED]
+    own = GgufTokenizer(read_header(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES)))
+    assert 1 in own.stop_ids
+    assert 0 not in own.stop_ids
+
+
 PLAIN = [("<s>", CONTROL), ("<|eos|>", CONTROL)]
 WELL_KNOWN = sorted({text for text in [*ENDS, *_FILL_IN_TEXTS] if not text.startswith("▁")})
 

@@ -162,6 +162,11 @@ class CallReader:
         if self._form.parameters:
             return (yield from self._parameters(name, at))
         at = yield from self._skip(at)
+        if self._form.syntax.is_python:
+            if self._held.text[at] != "(":
+                raise NoCallError
+            end = yield from self._span(at)
+            return end, self._call(to_json(name + self._held.text[at:end], self._form.syntax))
         end = yield from self._object_end(at)
         arguments = _checked(to_json(self._held.text[at:end], self._form.syntax))
         for mark in self._form.ends:

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.argument_values import Allowed, Listed, allowed, bound_of_texts, listed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
-from edgespec.text.conversation.literals import JSON, PYTHON
+from edgespec.text.conversation.literals import JSON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
 from edgespec.text.grammar.lenient import binding
@@ -114,7 +114,7 @@ class _Calls:
         form = self._format
         opening, closing = ("", "") if form.unmarked else (form.opening, form.closing)
         inside = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
-        inside = f'"[" {inside} "]"' if form.syntax == PYTHON else inside
+        inside = f'"[" {inside} "]"' if form.is_list and form.syntax.is_python else inside
         yield f"call: {self._joined(self._mark(opening), inside, self._mark(closing))}"
         yield from self.functions()
 
@@ -148,12 +148,14 @@ class _Calls:
         for number, function in enumerate(self._functions):
             name, heads = function["name"], self._format.heads
             schema = function["parameters"]
-            if self._is_strict(function) and (found := not_kept(schema)) is not None:
+            strict = self._is_strict(function)
+            if strict and (found := not_kept(schema)) is not None:
                 raise self._not_kept(found)
-            yield from literals.rules(f"properties{number}", schema, self._listed(schema))
-            yield f'arguments{number}: "{{" properties{number} "}}"'
+            yield from literals.rules(f"properties{number}", schema, self._listed(schema), strict=strict)
+            begin, end = "()" if self._format.syntax.is_python else "{}"
+            yield f'arguments{number}: "{begin}" properties{number} "{end}"'
             written = [self._call(head, name, f"arguments{number}") for head in heads]
-            yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
+            yield f"call{number}: " + (" | ".join(written) or f"{lark_text(name)} arguments{number}")
 
     def _is_strict(self, function: Mapping[str, Any]) -> bool:
         return self._may_be_strict and function.get("strict") is True
@@ -364,7 +366,7 @@ class _BegunCalls(_Calls):
         one = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
         if form.opening:
             inside = f"{one} (blanks {one})*" if form.closing and not form.unmarked else one
-            if form.call.startswith("[") or form.syntax == PYTHON:
+            if form.is_list:
                 inside = f'"[" blanks {one} (blanks "," blanks {one})* blanks "]"'
             closing = "" if form.unmarked else self._mark(form.closing)
             alternatives.append(self._joined(self._begun(form.opening, first), inside, closing))
