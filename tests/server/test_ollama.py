@@ -173,6 +173,13 @@ def test_roles_have_capital_letters_and_results_the_name_of_their_function() -> 
     assert (noon["tool_call_id"], noon["name"]) == (clock["id"], "clock")
 
 
+def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> None:
+    thought, answer = {"role": "thinking", "content": "hm"}, {"role": "assistant", "content": "yes"}
+    found = CHAT.read({"messages": [*HI, thought, answer, *HI]}).messages
+    assert found[1:-1] == ({"role": "assistant", "content": "yes", "reasoning_content": "hm"},)
+    assert refused(CHAT.read, {"messages": [*HI, {**thought, "content": 3}, *HI]}).param == "messages"
+
+
 def test_an_earlier_call_may_have_a_nul_in_its_arguments() -> None:
     call = {"function": {"name": "write_file", "arguments": {"content": "a\0b"}}}
     own = {"role": "assistant", "content": "", "tool_calls": [call]}
