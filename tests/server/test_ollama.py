@@ -123,7 +123,13 @@ def test_no_number_of_tokens_is_the_rest_of_the_context(given: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("think", "variables"), [(True, {"enable_thinking": True}), ("low", {"reasoning_effort": "low"})]
+    ("think", "variables"),
+    [
+        (True, {"enable_thinking": True}),
+        ("low", {"reasoning_effort": "low", "enable_thinking": True}),
+        ("none", {"reasoning_effort": "none", "enable_thinking": False}),
+        ("", {}),
+    ],
 )
 def test_thinking_is_the_templates_variable(think: object, variables: dict[str, Any]) -> None:
     assert CHAT.read({"messages": HI, "think": think}).template_variables == variables

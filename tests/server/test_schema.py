@@ -300,7 +300,7 @@ def test_the_ends_of_an_answer_are_read() -> None:
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"think": True}, {"enable_thinking": True}),
         ({"think": False}, {"enable_thinking": False}),
-        ({"think": "high"}, {"reasoning_effort": "high"}),
+        ({"think": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
         ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),

@@ -156,6 +156,13 @@ def _unnamed(given: Any) -> dict[str, float] | None:
     return {field: off for each, fields in known.items() if each not in given for field, off in fields.items()}
 
 
+def _think(given: bool | str) -> dict[str, Any] | None:
+    """Ollama's field: a level switches thinking on too, as many templates have a switch and no levels."""
+    if isinstance(given, str):
+        return {SWITCH: True, **read_effort(given)} if given else None
+    return {SWITCH: given}
+
+
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return check_variables(given)
@@ -244,9 +251,7 @@ _OBEYED = (
     _variable(
         "thinking.type", _THINKING, WHETHER, lambda given: {SWITCH: SWITCHED[given]} if given in SWITCHED else None
     ),
-    _variable(
-        "think", _EFFORT, HOW_LONG, lambda given: read_effort(given) if isinstance(given, str) else {SWITCH: given}
-    ),
+    _variable("think", _EFFORT, HOW_LONG, _think),
     _variable(
         "documents",
         _DOCUMENTS,
