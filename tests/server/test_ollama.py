@@ -219,7 +219,10 @@ def test_a_suffix_makes_a_prompt_the_text_before_a_hole() -> None:
     assert (request.prompt, request.suffix, request.messages) == ("a", "b", ())
     assert GENERATE.read({"suffix": "b"}).prompt == ""
     assert GENERATE.read({"prompt": "x", "suffix": ""}) == GENERATE.read({"prompt": "x"})
-    assert refused(GENERATE.read, {"prompt": "a", "suffix": "b", "system": "c"}).param == "system"
+    with_system = GENERATE.read({"prompt": "a", "suffix": "b", "system": "c"})
+    assert with_system == replace(request, warnings=with_system.warnings)
+    assert "system message was left out" in with_system.warnings[0]
+    assert refused(GENERATE.read, {"prompt": "a", "suffix": "b", "system": "c", "raw": True}).param == "system"
 
 
 @pytest.mark.parametrize("field", ["template", "context", "images"])
