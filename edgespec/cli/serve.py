@@ -234,8 +234,13 @@ def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
     for alias in aliases:
         if not alias.strip() or not alias.isprintable():
             raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
+    from edgespec.store.ollama import OLLAMA_PREFIX
+
     given = profile.target
-    name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
+    if given.startswith(OLLAMA_PREFIX):
+        name = given.removeprefix(OLLAMA_PREFIX)  # as `ollama list` shows it
+    else:
+        name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
     return tuple(dict.fromkeys((*aliases, name or given, given, "default")))
 
 

@@ -30,7 +30,7 @@ from edgespec.errors import (
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields.field import SEEDS
-from edgespec.server.fields.openai import MOST_CHOICES
+from edgespec.server.fields.openai import MOST_ANSWERS
 from edgespec.server.guessed import Guessed, GuessedText
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.keystrokes import KeyTurn, Lines
@@ -46,7 +46,7 @@ from edgespec.text.tokenizers.tokenizer import Tokenizer
 T = TypeVar("T")
 
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
-_DRAWN_SEEDS = 2**53 - MOST_CHOICES
+_DRAWN_SEEDS = 2**53 - MOST_ANSWERS
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
 _LONGEST_TOKEN = 512
 

@@ -96,7 +96,10 @@ class Guard:
             other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
             hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
             browser = any(agent.startswith("Mozilla/") for agent in _values(scope, b"user-agent"))
-            self._service.access.check_browser(hosts, origins, other_site=other_site, browser=browser)
+            needs_host = scope["http_version"] != "1.0"
+            self._service.access.check_browser(
+                hosts, origins, other_site=other_site, browser=browser, needs_host=needs_host
+            )
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"

@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from edgespec.errors import CancelledError, DownloadError
+from edgespec.files.installation import package_command
 from edgespec.store.proxies import Proxy, any_proxy, proxy_of, read_proxy
 
 # A host that does not accept a connection within 5 s will not deliver a gigabyte.
@@ -290,7 +291,7 @@ class Web:
         if proxy is not None and proxy.address.startswith("socks") and find_spec("socksio") is None:
             raise UnreachableError(
                 f"{proxy.named} names a SOCKS proxy, and the package socksio is not installed",
-                hint="run: pip install socksio (or name an HTTP proxy)",
+                hint=f"run: {package_command('socksio')} (or name an HTTP proxy)",
             )
         return proxy
 

@@ -33,6 +33,7 @@ from edgespec.errors import DownloadError
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
 from edgespec.files.progress import Job
+from edgespec.server.faces.ollama_about import tagged
 from edgespec.server.schema import Request
 from edgespec.store.references import ModelSpec
 from edgespec.store.store import Store, StoredModel
@@ -341,6 +342,21 @@ def test_a_model_is_served_under_its_last_name_and_under_what_was_typed(given: s
     profile = resolve_profile(None, target=given)
     assert _names(profile, ()) == tuple(dict.fromkeys((name, given, "default")))
     assert _names(profile, ("coder",))[0] == "coder"
+
+
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("llama3.2:3b", "llama3.2:3b"),
+        ("llama3.2", "llama3.2:latest"),
+        ("someone/tuned", "someone/tuned:latest"),
+        ("hf.co/ORG/REPO-GGUF:Q4_K_M", "hf.co/ORG/REPO-GGUF:Q4_K_M"),
+    ],
+)
+def test_a_model_of_ollama_is_listed_under_the_name_that_ollama_shows(name: str, listed: str) -> None:
+    names = _names(resolve_profile(None, target=f"ollama:{name}"), ())
+    assert names == (name, f"ollama:{name}", "default")
+    assert tagged(names[0]) == listed
 
 
 def test_no_line_of_a_logged_text_looks_like_a_request() -> None:

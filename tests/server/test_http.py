@@ -318,6 +318,14 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         assert "--allow-origin" in error["message"]
 
 
+@pytest.mark.parametrize(("version", "status"), [(b"1.0", b"200"), (b"1.1", b"400")])
+def test_a_health_check_in_http_1_0_needs_no_host(server: Running, version: bytes, status: bytes) -> None:
+    server.wait_until(lambda: server.service.keeper.state == "ready")
+    with server.connect() as own:
+        own.sendall(b"GET /health HTTP/%s\r\nConnection: close\r\n\r\n" % version)
+        assert own.makefile("rb").readline().split()[1] == status
+
+
 @pytest.mark.parametrize("name", ["tiny", "TINY", "Tiny:latest", "default", ""])
 def test_the_model_has_its_name_in_any_case_and_with_ollamas_tag(server: Running, name: str) -> None:
     assert server.chat("hello", max_tokens=1, model=name).status_code == 200

@@ -349,6 +349,14 @@ def test_a_model_whose_own_name_has_ollamas_tag_is_asked_for_with_and_without_it
         assert client.get("/v1/models/latest").status_code == 404
 
 
+def test_a_colon_in_a_name_may_be_a_hyphen_unless_another_model_has_that_name(loads: dict[str, Any]) -> None:
+    served = {"coder-1.5b": "one", "small:3b": "two", "small-3b": "three"}
+    with serving({name: loads[load] for name, load in served.items()}, GIB) as server, server.client() as client:
+        for asked, name in (("Coder:1.5b", "coder-1.5b"), ("small:3B", "small:3b"), ("SMALL-3b:latest", "small-3b")):
+            assert client.get(f"/v1/models/{asked}").json()["id"] == name
+            assert client.post("/api/pull", json={"model": asked, "stream": False}).json() == {"status": "success"}
+
+
 def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) -> None:
     body = {"messages": [{"role": "user", "content": "hello the people"}]}
     with serving(loads, GIB) as server, server.client() as client:

@@ -19,6 +19,7 @@ import pytest
 from edgespec.errors import DiskSpaceError, DownloadError
 from edgespec.files import disk
 from edgespec.files.home import Home
+from edgespec.files.installation import package_command
 from edgespec.files.progress import Job
 from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
@@ -152,6 +153,7 @@ def test_a_proxy_that_cannot_be_used_is_reported_in_one_sentence_and_leaves_no_f
     store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
     told, hint = failure(lambda: store.fetch(spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))))
     assert message in told
+    assert (package_command("socksio") in hint) == ("a SOCKS proxy" in message)
     assert "secret" not in told + hint
     assert list(home.models.iterdir()) == []
     assert store.ignored() == {}
