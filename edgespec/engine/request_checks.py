@@ -166,5 +166,5 @@ def check_path(path: object) -> Path:
 def busy() -> InvalidRequestError:
     """The error for a request during an answer."""
     return InvalidRequestError(
-        "this session is already generating an answer", hint="wait for its end, or open another session"
+        "this session is already generating an answer", hint="wait for its end, cancel it, or open another session"
     )
