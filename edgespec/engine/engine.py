@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -157,7 +158,7 @@ class Engine:
         """The sampling that the target's file states, else the one that its family's makers state.
 
         Settings of the program that keeps the file come before both. Greedy if nothing states any, or if the values
-        are invalid.
+        are invalid. The rule is the engine's.
         """
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
@@ -165,10 +166,11 @@ class Engine:
         stated = {**stated, **self.pair.kept.sampling}
         if stated.get("repeat_penalty", 1) != 1:
             stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
+        own = Sampling(rule=self.profile.rule)
         try:
-            return Sampling(**cast(dict[str, Any], stated))
+            return replace(own, **cast(dict[str, Any], stated))
         except InvalidRequestError:
-            return Sampling()
+            return own
 
     @property
     def drafter_offer(self) -> DrafterOffer | None:
