@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -76,9 +77,9 @@ class Engine:
     @classmethod
     def load(
         cls,
-        target: str | None = None,
+        target: str | os.PathLike[str] | None = None,
         *,
-        profile: Profile | str | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         download: bool = False,
         progress: LoadProgress | None = None,
@@ -117,7 +118,7 @@ class Engine:
             if progress is not None:
                 progress(event)
 
-        chosen = resolve_profile(profile, {"target": target, **options}, own_home)
+        chosen = resolve_profile(profile, {"target": target, **options}, own_home, cls.load.__kwdefaults__ or ())
         locator = Locator(store=Store(own_home), download=download, job=job)
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
