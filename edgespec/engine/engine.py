@@ -23,7 +23,7 @@ from edgespec.engine.pair.load import (
     resolve_profile,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_path
+from edgespec.engine.request_checks import check_path, check_text
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
@@ -41,7 +41,6 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.messages import check_messages, check_system
-from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -196,7 +195,7 @@ class Engine:
         self,
         *,
         system: str | None = None,
-        messages: Sequence[Mapping[str, str]] = (),
+        messages: Sequence[Mapping[str, Any]] = (),
         think: bool = True,
         owner: str = "",
         _speculation: Speculation | None = None,
@@ -215,8 +214,8 @@ class Engine:
         return pair.admit(lambda room: Session(pair, conversation, room, speculation=_speculation, owner=owner))
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text alone, without a template. Raises ClosedError."""
-        return len(self.pair.tokenizer.encode(mended(text)))
+        """Tokens of a text alone, without a template. Raises ClosedError, InvalidRequestError."""
+        return len(self.pair.tokenizer.encode(check_text("text", text)))
 
     def prompt_tokens(
         self,

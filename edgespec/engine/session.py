@@ -26,9 +26,9 @@ from edgespec.engine.request_checks import (
     busy,
     check_ends,
     check_hole,
+    check_number,
     check_path,
     check_request,
-    check_rounds,
     check_sampling,
     check_tokens,
 )
@@ -155,6 +155,7 @@ class Session:
         again. With ``spare_tokens`` it has room for that many, and memory must also hold one that fills the context,
         with none given up for it. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
         """
+        check_number("spare_tokens", spare_tokens, 0)
         held = self._target.length if self._target_model.facts.can_fork else 0
         return self._pair.admit(self._copy, max(held, spare_tokens or 0), spare=spare_tokens is not None)
 
@@ -382,7 +383,7 @@ class Session:
         and a ToolResult for each call. ``cancel`` ends the answer in progress, or what follows the running function.
         Raises what ``generate`` and its events raise, and InvalidRequestError for a function that no model can call.
         """
-        check_rounds(rounds)
+        check_number("rounds", rounds, 1)
 
         def begin() -> RequestBudget:
             with self._lock:

@@ -74,6 +74,19 @@ def test_a_path_is_text(engine: Engine, wrong: Any) -> None:
         engine.restore(wrong)
 
 
+@pytest.mark.parametrize("wrong", [None, 5, b"hello", ["hello"]])
+def test_what_is_counted_is_text(engine: Engine, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="the text must be text, not") as raised:
+        engine.count_tokens(wrong)
+    assert raised.value.param == "text"
+
+
+@pytest.mark.parametrize("wrong", ["100", 1.5, True, -1])
+def test_room_for_a_branch_is_a_whole_number(engine: Engine, wrong: Any) -> None:
+    with engine.session() as session, pytest.raises(InvalidRequestError, match="spare_tokens must be"):
+        session.branch(spare_tokens=wrong)
+
+
 @pytest.mark.parametrize("wrong", [None, 5, "hello", {"role": "user"}])
 def test_earlier_messages_are_a_list(engine: Engine, wrong: Any) -> None:
     with pytest.raises(InvalidRequestError, match="messages must be a list"):
