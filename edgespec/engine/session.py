@@ -475,11 +475,11 @@ class Session:
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
-            if self._active is not None:
-                raise busy()
             if budget.cancelled:
                 answer.skip()
                 return
+            if self._active is not None:
+                raise busy()
             self._conversation.check(answer.turn)
             self._drafts.stop_reading()
             try:

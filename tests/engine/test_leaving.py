@@ -149,7 +149,9 @@ def test_an_answer_that_is_cancelled_before_it_begins_has_no_token(engine: Engin
     before = answer(session.generate("hello", max_tokens=5))
     generation = session.generate("hello", max_tokens=20)
     session.cancel()
-    done = answer(generation)
+    with session.generate("another answer, which runs", raw=True) as other:
+        next(other)
+        done = answer(generation)
     assert (done.token_ids, done.finish_reason) == ((), "cancelled")
     assert len(session.messages) == 2, "an answer without a token does not join the conversation"
     session.clear()
