@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -21,7 +23,7 @@ from edgespec.engine.pair.load import (
     resolve_profile,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_path
+from edgespec.engine.request_checks import check_path, check_text
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
@@ -39,7 +41,6 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.messages import check_messages, check_system
-from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -75,9 +76,9 @@ class Engine:
     @classmethod
     def load(
         cls,
-        target: str | None = None,
+        target: str | os.PathLike[str] | None = None,
         *,
-        profile: Profile | str | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         download: bool = False,
         progress: LoadProgress | None = None,
@@ -116,7 +117,7 @@ class Engine:
             if progress is not None:
                 progress(event)
 
-        chosen = resolve_profile(profile, {"target": target, **options}, own_home)
+        chosen = resolve_profile(profile, {"target": target, **options}, own_home, cls.load.__kwdefaults__ or ())
         locator = Locator(store=Store(own_home), download=download, job=job)
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
@@ -157,7 +158,7 @@ class Engine:
         """The sampling that the target's file states, else the one that its family's makers state.
 
         Settings of the program that keeps the file come before both. Greedy if nothing states any, or if the values
-        are invalid.
+        are invalid. The rule is the engine's.
         """
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
@@ -165,10 +166,11 @@ class Engine:
         stated = {**stated, **self.pair.kept.sampling}
         if stated.get("repeat_penalty", 1) != 1:
             stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
+        own = Sampling(rule=self.profile.rule)
         try:
-            return Sampling(**cast(dict[str, Any], stated))
+            return replace(own, **cast(dict[str, Any], stated))
         except InvalidRequestError:
-            return Sampling()
+            return own
 
     @property
     def drafter_offer(self) -> DrafterOffer | None:
@@ -193,7 +195,7 @@ class Engine:
         self,
         *,
         system: str | None = None,
-        messages: Sequence[Mapping[str, str]] = (),
+        messages: Sequence[Mapping[str, Any]] = (),
         think: bool = True,
         owner: str = "",
         _speculation: Speculation | None = None,
@@ -212,8 +214,8 @@ class Engine:
         return pair.admit(lambda room: Session(pair, conversation, room, speculation=_speculation, owner=owner))
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text alone, without a template. Raises ClosedError."""
-        return len(self.pair.tokenizer.encode(mended(text)))
+        """Tokens of a text alone, without a template. Raises ClosedError, InvalidRequestError."""
+        return len(self.pair.tokenizer.encode(check_text("text", text)))
 
     def prompt_tokens(
         self,

@@ -97,7 +97,7 @@ class Values:
 class LoadOptions(TypedDict, total=False):
     """The keys of a profile that ``Engine.load`` takes by name, for type checkers. None: not given."""
 
-    draft: str | None
+    draft: str | os.PathLike[str] | None
     context: Auto | int | None
     depth: Auto | int | None
     depth_policy: _PolicyName | None
@@ -132,6 +132,7 @@ _CALLED_ELSEWHERE = {
     **dict.fromkeys(("n_threads", "num_thread"), "threads"),
     **dict.fromkeys(("n_gpu_layers", "num_gpu"), "gpu_layers"),
     **dict.fromkeys(("model_draft", "draft_model"), "draft"),
+    **dict.fromkeys(("model", "model_path"), "target"),
 }
 
 # How the command line names a key; others are named by --set.

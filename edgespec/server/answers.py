@@ -159,7 +159,7 @@ async def decode(
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
-    usual = replace(engine.file_sampling, rule=engine.profile.rule)
+    usual = engine.file_sampling
     # A greedy answer has no seed. A single one draws its own: the session knows then that no other answer had it.
     if request.seed is None and request.answers > 1 and not sampling_for(usual, request, 0).greedy:
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))
