@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from edgespec.errors import InvalidRequestError, reason_of
+from edgespec.files.checked import is_line
 
 # Eight categories of user requests; one prompt of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
 # the prompts of `verify`.
@@ -262,7 +263,7 @@ def _id(record: dict[str, object], key: str, where: str) -> str:
 def _label(record: dict[str, object], key: str, where: str) -> str:
     """A text that is printed next to figures, without control characters, which a terminal would obey."""
     value = _text(record, key, where)
-    if not value.isprintable() or len(value) > MAX_LABEL_CHARACTERS:
+    if not is_line(value) or len(value) > MAX_LABEL_CHARACTERS:
         raise InvalidRequestError(f'{where}: "{key}" must be a line of up to {MAX_LABEL_CHARACTERS} characters')
     return value
 

@@ -14,7 +14,7 @@ from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
-from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
+from edgespec.errors import ESCAPES, DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.atomic import sha256_of_parts
 from edgespec.files.disk import counted, megabytes
 from edgespec.files.home import home
@@ -155,7 +155,7 @@ def _show_quantisations(choice: QuantisationChoice) -> None:
         runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell"}[each.native]
         fits = ", too large for this machine" if each.fits is False else ""
         mark = "*" if each is choice.chosen else " "
-        note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {_printable(each.files[0])}")
+        note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {each.files[0].translate(ESCAPES)}")
     note(f"* {choice.words}")
     if len(found) > 1:
         another = HubReference(listing.repo, listing.revision, quant="QUANT")
@@ -204,11 +204,7 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
     for other in others:
         print(f"{other.model.name}\n{'':{width}}  {'on disk':8}  {megabytes(other.model.bytes):>8}  {other.about}")
     for path, reason in {**store.ignored(), **found.ignored}.items():
-        note(f"ignored {_printable(str(path))}: {reason}")
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)
+        note(f"ignored {str(path).translate(ESCAPES)}: {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
