@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from edgespec.bench.suite import load_suite
+from edgespec.cli.chat.chat import continues
 from edgespec.cli.options import resolve_profile
 from edgespec.cli.serve import _names, log_line, texts_of
+from edgespec.cli.terminal.output import cells, padded, shortened, wrapped
 from edgespec.errors import InvalidRequestError, ProfileError
 from edgespec.files.checked import is_line
 from edgespec.planning.simulated.machine_file import machine_from_table
@@ -83,3 +86,38 @@ def test_models_below_a_folder_of_any_language_are_listed(tmp_path: Path) -> Non
     shown = succeeded(run_here("models", home=tmp_path / "home", env=user.environment))
     assert str(model) in shown.out.splitlines()
     assert f"ignored {ignored}: it is not a GGUF file" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Short,  and\non one line.", "Short, and on one line."),
+        (f"{'word ' * 20}", f"{'word ' * 11}…"),
+        ("山" * 30, "山" * 30),
+        ("山" * 99, f"{'山' * 29}…"),
+        (f"short {'山' * 99}", f"short {'山' * 26}…"),
+        (f"{'山' * 16} {'田' * 99}", f"{'山' * 16} …"),
+        ("ก" * 61, f"{'ก' * 58}…"),
+    ],
+)
+def test_a_long_prompt_of_any_language_is_cut_between_words_or_at_the_width(text: str, shown: str) -> None:
+    assert shortened(text) == shown
+    asked = [{"role": "user", "content": text}]
+    assert continues(asked) == f"the last conversation continues: 1 turn, the last one: {shown}"
+
+
+@pytest.mark.parametrize("columns", range(20, 60))
+def test_messages_of_any_language_keep_within_the_columns(columns: int) -> None:
+    line = (
+        "the model 通义千问、超大规模语言模型，由阿里云自主研发。 runs on our kernels with 가나다라 and\tmore words"
+    )
+    lines = wrapped(line, columns, "  ")
+    assert len(lines) > 1
+    assert max(map(cells, lines)) <= columns
+    assert not any(each.lstrip().startswith(tuple("、，。")) for each in lines)
+    assert re.sub(r"\s", "", "".join(lines)) == re.sub(r"\s", "", line)
+    assert all(each.startswith("  ") for each in lines[1:])
+
+
+def test_columns_of_a_table_are_padded_by_what_a_terminal_shows() -> None:
+    assert [padded(name, 6) for name in ("qwen", "千问", "가나다라")] == ["qwen  ", "千问  ", "가나다라"]
