@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,17 @@ from typing import Any
 import pytest
 
 from edgespec.bench.suite import load_suite
+from edgespec.cli.answer_form import file_text
 from edgespec.cli.chat.chat import continues
 from edgespec.cli.options import resolve_profile
 from edgespec.cli.serve import _names, log_line, texts_of
 from edgespec.cli.terminal.output import cells, padded, shortened, wrapped
+from edgespec.engine.learned.learner import _read
 from edgespec.errors import InvalidRequestError, ProfileError
+from edgespec.export.trim.token_counts import read_text
 from edgespec.files.checked import is_line
 from edgespec.planning.simulated.machine_file import machine_from_table
+from edgespec.profiles.layers import read_toml
 from edgespec.server.schema import Request
 from edgespec.server.service import RequestLine
 from edgespec.store.references import is_safe
@@ -121,3 +126,23 @@ def test_messages_of_any_language_keep_within_the_columns(columns: int) -> None:
 
 def test_columns_of_a_table_are_padded_by_what_a_terminal_shows() -> None:
     assert [padded(name, 6) for name in ("qwen", "千问", "가나다라")] == ["qwen  ", "千问  ", "가나다라"]
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "form": lambda path: file_text(str(path), "grammar"),
+    "suite": lambda path: [prompt.prompt for prompt in load_suite(path)],
+    "text of a trim": read_text,
+    "learned text": lambda path: _read(str(path)),
+    "profile": lambda path: read_toml(path, "p.toml"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_in_utf_16_with_its_mark_gives_the_same_as_in_utf_8(reader: str, tmp_path: Path) -> None:
+    text, path = 'name = "né 猫 👩‍💻"\r\n', tmp_path / "a.toml"
+    found = []
+    for data in (text.encode(), text.encode("utf-8-sig"), text.encode("utf-16"), ("﻿" + text).encode("utf-16-be")):
+        path.write_bytes(data)
+        found.append(READERS[reader](path))
+    assert "猫" in str(found[0])
+    assert found[1:] == found[:1] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import importlib
 import io
 import json
@@ -22,7 +21,7 @@ from typing import Any, TextIO, TypeVar
 from edgespec import errors
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import ESCAPES, EdgespecError, InvalidRequestError
-from edgespec.files.disk import counted, megabytes
+from edgespec.files.disk import counted, in_utf_8, megabytes
 from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
 SCHEMA_VERSION = 1
@@ -143,14 +142,6 @@ def decode_input(data: bytes) -> str:
         raise InvalidRequestError(f"stdin is not UTF-8 text (byte {error.start})", hint=convert) from error
 
 
-def _in_utf_8(data: bytes) -> bytes:
-    """UTF-16 with a byte order mark, in which Windows' programs write text, in UTF-8; other bytes as they are."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        with suppress(UnicodeDecodeError):
-            return data.decode("utf-16").encode()
-    return data
-
-
 def read_input(interrupts: Interrupts) -> str:
     """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
@@ -167,7 +158,7 @@ def read_input(interrupts: Interrupts) -> str:
         raise InvalidRequestError(
             f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
         )
-    data = _in_utf_8(data)
+    data = in_utf_8(data)
     if (zero := data.find(0)) >= 0:
         raise InvalidRequestError(
             f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
