@@ -300,9 +300,11 @@ def _names(known: Mapping[str, ModelSpec], here: Mapping[str, StoredModel]) -> l
 
 def _about(spec: ModelSpec | None, stored: StoredModel | None, drafters: Mapping[Path, str]) -> str:
     drafter = _drafter_words(None if stored is None else drafters.get(stored.path.resolve()))
+    content = _Content.of(stored.path).words if stored is not None and stored.kind == "model" else ""
     licence = (stored.licence if stored else None) or (spec.licence if spec else None)
     description = spec.description if spec else stored.source if stored else ""
-    return (f"{description} [{licence}]" if licence else description) + drafter
+    about = f"{description} [{licence}]" if licence else description
+    return (f"{about}, {content}" if content else about) + drafter
 
 
 def _drafter_words(drafter: str | None) -> str:
@@ -316,7 +318,7 @@ def _row_json(
     if spec is not None:
         row |= {"kind": spec.kind, "bytes": spec.bytes, "licence": spec.licence, "drafter": spec.drafter}
     if stored is not None:
-        row |= _stored_json(stored)
+        row |= _stored_json(stored) | (_Content.of(stored.path).as_json() if stored.kind == "model" else {})
         row["drafter"] = row.get("drafter") or drafters.get(stored.path.resolve())
     return row
 
