@@ -11,6 +11,7 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
@@ -229,7 +230,9 @@ def test_every_command_that_the_program_proposes_is_complete() -> None:
 
 def _incomplete(command: str) -> str | None:
     """Why the parser refuses a command; None too for a command alone, which only names it."""
-    name, current, arguments, context = "edgespec", get_command(app), shlex.split(command), None
+    name: Any = "edgespec"
+    current: Any = get_command(app)
+    arguments, context = shlex.split(command), None
     try:
         while isinstance(current, TyperGroup) and arguments:
             context = current.make_context(name, arguments, parent=context)
@@ -237,7 +240,7 @@ def _incomplete(command: str) -> str | None:
         if arguments:
             current.make_context(name, arguments, parent=context)
     except Exception as error:
-        return getattr(error, "format_message", error.__str__)()
+        return str(error)
     return None
 
 
