@@ -22,7 +22,8 @@ from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State
 from edgespec.cli.terminal.reading import ReadingLog
-from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
+from edgespec.errors import ESCAPES, InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
+from edgespec.files.checked import is_line
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _listed(service: Service) -> str:
 def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
     """The name that clients see, and the others that they may use for the model."""
     for alias in aliases:
-        if not alias.strip() or not alias.isprintable():
+        if not alias.strip() or not is_line(alias):
             raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
     from edgespec.store.ollama import OLLAMA_PREFIX
 
@@ -273,7 +274,7 @@ def _open(page: str, log: LogWriter) -> None:
 
 
 def log_line(line: RequestLine, now: str) -> str:
-    """A request in one line, without control characters."""
+    """A request in one line, control characters as escapes."""
     parts = [
         f"{now} {line.client} {line.method} {line.path[:_LONGEST_PATH]} {line.status or '-'} {line.seconds:.2f} s"
     ]
@@ -295,11 +296,11 @@ def log_line(line: RequestLine, now: str) -> str:
         parts.append("the schema is kept in part")
     if line.error is not None:
         parts.append(line.error)
-    return "".join(each if each.isprintable() else "?" for each in " · ".join(parts))
+    return " · ".join(parts).translate(ESCAPES)
 
 
 def texts_of(request: Request, answers: list[Done]) -> list[str]:
-    """What was asked and the answers, without control characters. A mark begins each line: none is a request's."""
+    """What was asked and the answers, control characters as escapes. A mark begins each line: none is a request's."""
     asked = request.messages[-1]["content"] if request.is_chat else str(request.prompt)
     texts = (f"> {asked}".replace("\n", "\n> "), *(f"< {done.text}".replace("\n", "\n< ") for done in answers))
-    return ["".join(each if each.isprintable() or each == "\n" else "?" for each in text) for text in texts]
+    return [text.translate(HARMLESS) for text in texts]

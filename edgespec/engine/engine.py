@@ -91,15 +91,16 @@ class Engine:
         """Load a target and plan for it.
 
         ``options`` are values of the profile by name (``draft``, ``context``, ``depth``, ``threads``, ...). Without
-        ``download`` the network is not used. If no drafter is named, the models on this machine are searched for one
-        with the target's vocabulary; ``drafter_offer`` says which drafter could be fetched. ``calibrate`` makes the
-        missing measurements, once for a pair and machine, in under a minute for a 1.5B model. Without measurements
-        the plan uses the times of similar machines (plain decoding in runtimes other than our kernels), and
-        ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
-        which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
-        how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
-        measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread.
-        ``cancelled`` is asked every few hundred milliseconds; True ends the load with CancelledError.
+        ``download`` the network is not used; with it the drafter that the catalogue names is fetched too, unless
+        ``draft`` is "none". Otherwise, if no drafter is named, the models on this machine are searched for one with
+        the target's vocabulary; ``drafter_offer`` says which could be fetched. ``calibrate`` makes the missing
+        measurements, once for a pair and machine, in under a minute for a 1.5B model. Without measurements the plan
+        uses the times of similar machines (plain decoding in runtimes other than our kernels), and ``calibrate_for``
+        can measure between answers. A depth given as a number, or near exactness, needs a check which widths are
+        bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says how to start
+        drafter processes: frozen applications need it. ``store_home`` is the folder for models and measurements
+        instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread. ``cancelled`` is asked
+        every few hundred milliseconds; True ends the load with CancelledError.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
         process with SIGBUS; renaming another file over it is safe.

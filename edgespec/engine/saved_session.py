@@ -130,7 +130,7 @@ class SavedSession:
         shapes = zip(own["shape"], model.items("shape") or (), strict=False)
         same = all(left == right or None in (left, right) for left, right in shapes)
         if not same or any(own[name] != model.text(name) for name in ("architecture", "vocabulary")):
-            name = _printable(model, "name")
+            name = (model.text("name") or "another")[:_LONGEST_NAME]
             raise SessionFileError(
                 self._path,
                 f"it is a session of {name}, and {self._pair.target.facts.name} is loaded",
@@ -223,11 +223,6 @@ _WORDS: Mapping[str, str] = {
     "kv_type": "type of cache",
     "settings": "setting",
 }
-
-
-def _printable(fields: Fields, name: str) -> str:
-    """A name from the file for a message."""
-    return ascii(fields.text(name) or "another")[1:-1][:_LONGEST_NAME]
 
 
 def _object(fields: Fields, name: str) -> Fields:

@@ -130,7 +130,7 @@ def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyM
     arguments = (tiny.slow, "--draft", "none", "--context", "8192", "--depth", "0", "--log-text")
     with serving(tiny, tmp_path / "log", *arguments) as program:
         program.chat(messages=[{"role": "user", "content": "a \x1b[2J word"}])
-        wait_until(lambda: "\n> a ?[2J word\n< " in program.err)
+        wait_until(lambda: "\n> a \\x1b[2J word\n< " in program.err)
         with socket.create_connection(("127.0.0.1", int(program.url.rpartition(":")[2]))) as own:
             content = b'{"messages": [{"role": "user", "content": "hello"}], "stream": true}'
             own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
@@ -362,7 +362,7 @@ def test_a_model_of_ollama_is_listed_under_the_name_that_ollama_shows(name: str,
 def test_no_line_of_a_logged_text_looks_like_a_request() -> None:
     asked = Request(messages=({"role": "user", "content": "one\n12:00 POST"},))
     answers: list[Any] = [SimpleNamespace(text="two\n\x1b")]
-    assert texts_of(asked, answers) == ["> one\n> 12:00 POST", "< two\n< ?"]
+    assert texts_of(asked, answers) == ["> one\n> 12:00 POST", "< two\n< \\x1b"]
 
 
 def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:

@@ -292,7 +292,7 @@ def test_the_line_of_a_log_has_numbers_and_no_control_characters(engine: Engine)
     shown = log_line(hostile, "now")
     assert shown.isprintable()
     assert len(shown) < 150
-    assert shown.endswith("- 0.00 s · a?b")
+    assert shown.endswith("- 0.00 s · a\\rb")
 
 
 def test_counters_are_prometheus_text(engine: Engine) -> None:
