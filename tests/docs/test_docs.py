@@ -254,7 +254,7 @@ def test_every_documented_command_is_valid_shell(page: str) -> None:
 @pytest.mark.parametrize("page", [README, *(page for page in PAGES if not page.startswith("docs/notes/"))])
 def test_every_option_mentioned_in_the_docs_exists(page: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
-    known |= {"--exclude-module", "--install"}  # options of PyInstaller and xcode-select
+    known |= {"--exclude-module", "--install", "--force"}  # options of PyInstaller, xcode-select and uv
     for script in [*(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         known |= set(re.findall(r"--[a-z][a-z-]+", script.read_text(encoding="utf-8")))
     mentioned = {option for code in re.findall(r"`([^`\n]+)`", prose(page)) for option in _options(code)}
