@@ -209,7 +209,8 @@ def bench(
     if report["identical_fraction"] not in (None, 1.0) and chosen.exactness == "stable" and same_text:
         failures.append(
             EdgespecError(
-                "an answer differs from plain decoding's", hint="`edgespec verify` shows where; please report it"
+                "an answer differs from plain decoding's",
+                hint=f"`{chosen.command('verify')}` shows where; please report it",
             )
         )
     if plot is not None:

@@ -90,12 +90,13 @@ def calibrate(
         state.answered = True
     else:
         _print(report)
-        for label, text in plan_lines(plan, ranking, "`edgespec plan --explain` says why"):
+        again = engine.profile.command("calibrate")
+        for label, text in plan_lines(plan, ranking, f"`{engine.profile.command('plan')} --explain` says why", again):
             show(f"{label:13}{text}")
         if engine.left_out:
             note(
                 f"not measured for lack of time: {', '.join(engine.left_out)}; chats measure the needed part between "
-                "answers, and `edgespec calibrate` measures everything"
+                f"answers, and `{again}` measures everything"
             )
         note(f"measured in {took_s:.0f} s" + (_stored_words(outcome) if unstored is None else ""), dim=True)
         if taken > BUSY_SHARE:

@@ -66,7 +66,7 @@ def plan(
                 }
             )
             return
-        _print_plan(engine.plan, ranking, explained=explain)
+        _print_plan(engine.plan, ranking, engine.profile.command("calibrate"), explained=explain)
         if explain or state.verbose:
             _print_labelled("machine", f"{engine.pair.machine.processor}, {engine.pair.machine.physical_cores} cores")
             files = [f"not {refusal.sentence}" for refusal in engine.considered_drafters]
@@ -115,7 +115,7 @@ def _simulated(name: str, *, explain: bool, json: bool) -> None:
         )
         return
     _print_labelled("machine", f"{short_name} (described, not measured). {machine.description}")
-    _print_plan(decided, ranking, explained=explain)
+    _print_plan(decided, ranking, "edgespec calibrate", explained=explain)
     if explain:
         taken = ranking.best.memory_bytes
         _print_labelled("memory", ", ".join(f"{gib(count)} of {place}" for place, count in taken.items()))
@@ -129,8 +129,9 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     }
 
 
-def _print_plan(decided: Plan, ranking: Ranking | None, *, explained: bool) -> None:
-    for label, text in plan_lines(decided, ranking, "the reasons follow" if explained else "--explain says why"):
+def _print_plan(decided: Plan, ranking: Ranking | None, calibrate: str, *, explained: bool) -> None:
+    more = "the reasons follow" if explained else "--explain says why"
+    for label, text in plan_lines(decided, ranking, more, calibrate):
         _print_labelled(label, text)
 
 

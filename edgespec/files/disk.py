@@ -1,12 +1,14 @@
-"""Checks of free disk space before writing, errors for a full disk, and amounts as words."""
+"""Checks of free disk space before writing, errors for a full disk, and amounts and paths as words."""
 
 from __future__ import annotations
 
 import codecs
 import errno
 import os
+import shlex
 import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,9 @@ SLACK_BYTES = 64 * 2**20
 _PIECE_BYTES = 1 << 20
 
 _LARGER_STORE = "free some space, or set EDGESPEC_HOME (for files of the hub: HF_HOME) to a larger disk"
+
+# Characters that a shell reads within double quotes.
+_READ_BY_SHELLS = frozenset('"$`\\!')
 
 # What a full disk or an exhausted quota gives.
 FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -94,6 +99,15 @@ def megabytes(count: float) -> str:
 def counted(number: int, one: str, several: str | None = None) -> str:
     """The number and its noun: "1 thread", "2 threads". ``several`` is the plural, if it is not ``one`` with an s."""
     return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def shell_word(text: str) -> str:
+    """A path or a name as one word of a command. Every shell takes double quotes, and cmd.exe no others."""
+    windows = sys.platform == "win32"
+    plain = text.replace("\\", "/") if windows else text
+    if shlex.quote(plain) == plain:
+        return text
+    return shlex.quote(text) if not windows and _READ_BY_SHELLS & set(text) else f'"{text}"'
 
 
 def free_bytes(path: Path) -> int:

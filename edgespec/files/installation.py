@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import tomllib
 from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_SOURCES = Path(__file__).parents[2]
+from edgespec.files.disk import shell_word
 
-# Characters that a shell reads within double quotes.
-_READ_BY_SHELLS = frozenset('"$`\\!')
+_SOURCES = Path(__file__).parents[2]
 
 
 def install_command(extra: str) -> str:
@@ -39,7 +37,7 @@ def _tool_command(extras: list[str], packages: list[str]) -> str | None:
     if not receipt.is_file():
         return None
     kept, others = _kept(receipt)
-    further = [f"--with {_word(each)} " for each in dict.fromkeys(others + packages)]
+    further = [f"--with {shell_word(each)} " for each in dict.fromkeys(others + packages)]
     return f"uv tool install --force {''.join(further)}{_edgespec(list(dict.fromkeys(kept + extras)))}"
 
 
@@ -56,7 +54,7 @@ def _kept(receipt: Path) -> tuple[list[str], list[str]]:
 
 def _installer() -> str:
     """What installs into this environment, whichever the shell would find."""
-    python = _word(sys.executable)
+    python = shell_word(sys.executable)
     return f"{python} -m pip install" if util.find_spec("pip") is not None else f"uv pip install --python {python}"
 
 
@@ -64,8 +62,8 @@ def _edgespec(extras: list[str]) -> str:
     """The arguments that name this edgespec with these extras."""
     suffix = f"[{','.join(extras)}]" if extras else ""
     if (_SOURCES / "pyproject.toml").is_file():  # a copy would not follow later changes of the clone
-        return f"--editable {_word(f'{_SOURCES}{suffix}')}"
-    return _word(_requirement(suffix))
+        return f"--editable {shell_word(f'{_SOURCES}{suffix}')}"
+    return shell_word(_requirement(suffix))
 
 
 def _requirement(suffix: str) -> str:
@@ -78,12 +76,3 @@ def _requirement(suffix: str) -> str:
         return f"edgespec{suffix} @ {address}"
     path = unquote(parts.path)
     return f"{path[1:] if path[2:3] == ':' else path}{suffix}"  # /C:/folder on Windows
-
-
-def _word(text: str) -> str:
-    """The text as one word of a command. Every shell takes double quotes, and cmd.exe no others."""
-    windows = sys.platform == "win32"
-    plain = text.replace("\\", "/") if windows else text
-    if shlex.quote(plain) == plain:
-        return text
-    return shlex.quote(text) if not windows and _READ_BY_SHELLS & set(text) else f'"{text}"'

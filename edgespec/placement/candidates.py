@@ -23,8 +23,6 @@ from edgespec.planning.choice.settled import Place
 from edgespec.runtimes.runtime import Device, Runtime, Settings
 from edgespec.runtimes.table import RUNTIMES, runtime_of
 
-NOT_MEASURED = Reason("not_measured", "not measured yet; `edgespec calibrate` does that")
-
 Known = Callable[[ModelFacts], bool]
 
 
@@ -85,9 +83,10 @@ class Placement:
             return {HOST: device_bytes + host_bytes}
         return {self.memory: device_bytes + HEADROOM_BYTES, HOST: host_bytes}
 
-    def not_measured(self, *, drafting: bool = False) -> Rejected:
-        """The rejection of a placement that was not timed; times are not guessed."""
-        return Rejected(what=f"{self.name}, drafting" if drafting else self.name, verdict=NOT_MEASURED, target=None)
+    def not_measured(self, calibrate: str, *, drafting: bool = False) -> Rejected:
+        """The rejection of a placement that was not timed, as ``calibrate`` does; times are not guessed."""
+        verdict = Reason("not_measured", f"not measured yet; `{calibrate}` does that")
+        return Rejected(what=f"{self.name}, drafting" if drafting else self.name, verdict=verdict, target=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,11 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from edgespec.errors import ProfileError
-from edgespec.files.disk import expanded, is_file
+from edgespec.files.disk import expanded, is_file, shell_word
 from edgespec.profiles.layers import (
     DESCRIPTION,
     Layer,
+    Value,
     Values,
     from_environment,
     from_flags,
@@ -50,15 +51,23 @@ _OLD: Mapping[str, Mapping[str, str | int | float]] = {
 class Profile(Values):
     """A profile with every value resolved. ``origins`` has the source of each field's value.
 
-    ``ignored`` is a sentence about a project's file that was not read; None if there is none.
+    ``usual`` are the values of a command that has no options. ``ignored`` is a sentence about a project's file that
+    was not read; None if there is none.
     """
 
     origins: Mapping[str, str]
+    usual: Mapping[str, Value]
     ignored: str | None = None
 
     def values(self) -> dict[str, str | int | float | bool]:
         """Field name to value, without what is about them: what ``edgespec profiles show`` prints."""
         return {f.name: getattr(self, f.name) for f in fields(Values)}
+
+    def command(self, name: str) -> str:
+        """``edgespec NAME`` for these models, which are named where a command without options has others."""
+        target = "" if self.target == self.usual["target"] else f" {shell_word(self.target)}"
+        draft = "" if self.draft == self.usual["draft"] else f" --draft {shell_word(self.draft)}"
+        return f"edgespec {name}{target}{draft}"
 
     @property
     def old(self) -> str | None:
@@ -98,7 +107,11 @@ def load_profile(
     name, chosen_by = _choose(name_or_path, environ, project, user)
     layers = _profile_layers(name, cwd, user_dir, user)
     layers += [project] if project else []
-    layers += [from_environment(environ), from_flags(flags or {}, arguments=only_the_named)]
+    layers.append(from_environment(environ))
+    # Without options a profile that was named by one does not count: of its layers the first is the default's.
+    usual = layers if name_or_path is None else [layers[0], *filter(None, (user, project)), layers[-1]]
+    without_options = {key: value for layer in usual for key, value in layer.values.items()}
+    layers.append(from_flags(flags or {}, arguments=only_the_named))
 
     values: dict[str, str | int | float | bool] = {"name": Path(name).stem if is_path(name) else name}
     origins = {"name": chosen_by}
@@ -106,7 +119,8 @@ def load_profile(
         values.update(layer.values)
         origins.update(layer.origins)
     # Every chain starts with default.toml, which sets all fields. layers.py checked the values.
-    return Profile(**cast("dict[str, Any]", values), origins=MappingProxyType(origins), ignored=ignored)
+    kept = {"origins": MappingProxyType(origins), "usual": MappingProxyType(without_options), "ignored": ignored}
+    return Profile(**cast("dict[str, Any]", values | kept))
 
 
 def list_profiles(user_dir: Path) -> tuple[ProfileSummary, ...]:

@@ -203,6 +203,13 @@ def test_explain_compares_the_latest_answer_with_what_the_plan_promised(
     assert "answers" not in labels(here("plan", *pair).out)
 
 
+def test_what_to_do_names_the_models_that_were_asked_about(here: InProcess, tiny: TinyModels) -> None:
+    in_llama = ("--set", "runtime=llama", "--set", "draft_runtime=llama")  # nothing is estimated there
+    shown = labels(here("plan", tiny.target, "--draft", tiny.drafter, *in_llama).out)
+    command = f"edgespec calibrate {tiny.target} --draft {tiny.drafter} --quick"
+    assert shown["to do"] == f"`{command}` measures this machine; --explain says why"
+
+
 @pytest.mark.slow
 def test_plan_prints_the_plan_of_this_machine(tiny: TinyModels) -> None:
     pair = ("--target", tiny.target, "--draft", tiny.drafter)

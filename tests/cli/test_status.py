@@ -17,7 +17,6 @@ from edgespec.engine.events import Done
 from edgespec.interfaces.model import NumericClass
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Exactness, Mode, Plan, PlannedDrafter, PlannedModel
-from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from tests.support.command_line import InProcess, command, environment, status_lines
 from tests.support.pages import fenced, read_page
@@ -298,7 +297,8 @@ def test_a_reason_with_other_figures_is_not_repeated() -> None:
 
 
 def test_a_chat_that_measures_itself_does_not_suggest_calibrate() -> None:
-    unknown = done(plainly(), speculation_off=NOT_CALIBRATED.text, speculation_off_code="not_calibrated")
+    why = "not calibrated yet (`edgespec calibrate --quick` takes a minute)"
+    unknown = done(plainly(), speculation_off=why, speculation_off_code="not_calibrated")
     assert "`edgespec calibrate --quick`" in line(unknown)
     measuring = StatusLine(measuring=True, verbose=True)
     said = "31.4 tok/s · no guesses: measuring this machine between answers; guessing starts when that is done"

@@ -18,7 +18,7 @@ from edgespec.files.gguf.header import read_header
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import QUIET, Job
-from edgespec.placement.candidates import NOT_MEASURED, Placements
+from edgespec.placement.candidates import Placements
 from edgespec.placement.memory import layer_bytes
 from edgespec.placement.prepared import Preparation, PreparedModel, prepare_drafter, prepare_model
 from edgespec.planning.choice.options import HEADROOM_BYTES, Ranking
@@ -139,7 +139,7 @@ def test_a_place_where_timing_fails_stays_unmeasured(engine: Engine, monkeypatch
 
     monkeypatch.setattr(PreparedModel, "load", refuse)
     engine.calibrate(alternatives=True)
-    unmeasured = [refusal.what for refusal in ranked(engine).rejected if refusal.verdict == NOT_MEASURED]
+    unmeasured = [refusal.what for refusal in ranked(engine).rejected if refusal.verdict.code == "not_measured"]
     assert unmeasured == ["target, 2 of 3 layers on Vulkan0", "target on Vulkan1"]
     assert {candidate.target.facts.device for candidate in ranked(engine).candidates} == {"cpu"}
 

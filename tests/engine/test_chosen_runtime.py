@@ -13,7 +13,7 @@ from edgespec.calibration.kinds import PLAIN, TIMES, WIDTHS
 from edgespec.calibration.width_probe import probe_widths
 from edgespec.engine.engine import Engine
 from edgespec.files.home import Home
-from edgespec.placement.candidates import NOT_MEASURED, Placement
+from edgespec.placement.candidates import Placement
 from edgespec.runtimes.native import runtime as native_runtime
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_models import (
@@ -144,7 +144,7 @@ def test_an_unmeasured_place_is_listed_with_its_runtime(load: Load) -> None:
         invent_measurements(engine)
         ranking = engine.pair.ranking
         assert ranking is not None
-        unmeasured = [refusal.what for refusal in ranking.rejected if refusal.verdict == NOT_MEASURED]
+        unmeasured = [refusal.what for refusal in ranking.rejected if refusal.verdict.code == "not_measured"]
         assert unmeasured == ["target on cpu (llama)", "drafter on cpu (llama), drafting"]
         other = place(engine.pair.pool.places.targets, "llama")
         with closing(engine.pair.pool.open_target(other)) as model:

@@ -19,7 +19,6 @@ from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.errors import CancelledError
 from edgespec.files.home import Home
 from edgespec.interfaces.model import Model
-from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.acceptance import NO_PRIOR
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
@@ -65,14 +64,17 @@ def learn_all(engine: Engine) -> tuple[str, ...]:
 # -------------------------------------------------------------------------------------------------- the first answer
 
 
-def test_the_first_answer_waits_for_no_measurement(load: Callable[..., Engine], widths: list[int]) -> None:
+def test_the_first_answer_waits_for_no_measurement(
+    load: Callable[..., Engine], tiny: TinyModels, widths: list[int]
+) -> None:
     with load() as engine, engine.session() as session:
+        command = f"edgespec calibrate {tiny.target} --draft {tiny.drafter} --quick"
         assert widths == []
         done = answer(session.generate("hello", max_tokens=10))
         assert (done.plan.mode, done.stats.proposed) == ("plain", 0)
         # Widths: the prompt without its last token, that token, and each answer token but the last.
         assert len(widths) == 2 + 9
-        assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
+        assert done.speculation_off == f"this machine is not calibrated yet (`{command}` takes a minute)"
         assert engine.unmeasured
 
 
@@ -83,7 +85,7 @@ def test_load_with_calibrate_measures_once_and_later_loads_measure_nothing(
         assert not engine.unmeasured
         assert engine.plan.predicted_tokens_per_s is not None
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
-        assert NOT_CALIBRATED.text not in engine.plan.reasons
+        assert engine.pair.request.not_calibrated not in engine.plan.why
     widths.clear()
     for calibrate in (True, False):
         with load(calibrate=calibrate) as again:
@@ -135,7 +137,7 @@ def test_calibrating_in_slices_ends_with_a_new_plan(load: Callable[..., Engine],
         assert measured(home) == {}
         reasons = learn_all(engine)
         assert reasons == engine.plan.reasons
-        assert NOT_CALIBRATED.text not in reasons
+        assert engine.pair.request.not_calibrated.text not in reasons
         assert not engine.unmeasured
         assert measured(home) == {"contention": 1, "times": 2, "widths": 1}
         assert engine.calibrate_for() == ()  # no measurement is missing
@@ -163,7 +165,7 @@ def test_an_answer_reports_the_plan_it_began_with(load: Callable[..., Engine]) -
         require_speculation(engine)
         done = answer(generation)
         assert (done.plan.mode, done.plan.predicted_tokens_per_s) == ("plain", None)
-        assert done.speculation_off == NOT_CALIBRATED.text.removeprefix("plain: ")
+        assert done.speculation_off == engine.pair.request.not_calibrated.text.removeprefix("plain: ")
         assert answer(session.generate("continue", max_tokens=5)).plan.mode == "serial"
 
 
@@ -333,7 +335,7 @@ def test_a_damaged_measurement_is_reported_and_made_again(load: Callable[..., En
         assert engine.plan.mode == "plain"
     with load(calibrate=True) as engine:
         assert not engine.unmeasured
-        assert NOT_CALIBRATED.text not in engine.plan.reasons
+        assert engine.pair.request.not_calibrated not in engine.plan.why
     with load() as engine:
         assert not engine.unmeasured
         assert not any("ignored" in reason for reason in engine.plan.reasons)

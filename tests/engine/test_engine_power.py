@@ -13,7 +13,6 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Notice
 from edgespec.engine.pair.calibration_run import BackgroundCalibration
 from edgespec.files.home import Home
-from edgespec.planning.choice.planner import NOT_CALIBRATED
 from tests.support.tiny_models import TinyModels, invent_measurements, require_speculation
 
 
@@ -44,7 +43,7 @@ def test_an_answer_on_another_power_source_gets_a_new_plan(engine: Engine, sourc
         assert notices == ["the machine runs on battery now: planned again"]
         assert engine.pair.machine.power_source == "battery"
         assert engine.plan.mode == "plain"
-        assert NOT_CALIBRATED.text in engine.plan.reasons
+        assert engine.pair.request.not_calibrated in engine.plan.why
         assert engine.unmeasured
         source.append("mains")
         list(session.generate("hello", max_tokens=4))

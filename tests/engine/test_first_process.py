@@ -17,7 +17,7 @@ from edgespec.errors import ForwardError
 from edgespec.files.home import Home
 from edgespec.hardware import neighbours
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.choice.planner import ESTIMATED, NOT_CALIBRATED
+from edgespec.planning.choice.planner import ESTIMATED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.runtimes.native.library import PORTABLE
@@ -74,7 +74,7 @@ def test_without_measurements_the_first_answer_drafts_and_is_exact(load: Callabl
         assert engine.plan.drafter.kind == "lookup+model"
         assert engine.plan.depth_cap == WIDEST - 1
         assert ESTIMATED.text in engine.plan.reasons
-        assert NOT_CALIBRATED.text not in engine.plan.reasons
+        assert engine.pair.request.not_calibrated not in engine.plan.why
         assert engine.unmeasured, "calibration still improves the plan"
         first = answer(session.generate(REPEATING, max_tokens=150))
         assert first.stats.proposed > 0
@@ -216,7 +216,7 @@ def test_other_runtimes_decode_plainly_until_widths_are_probed(
 ) -> None:
     with tiny.load(store_home=home, runtime="llama", draft_runtime="llama") as engine:
         assert engine.plan.mode == "plain"
-        assert NOT_CALIBRATED.text in engine.plan.reasons
+        assert engine.pair.request.not_calibrated in engine.plan.why
         assert engine.pair.measurements.costs().curves is None
     assert widths == []
 

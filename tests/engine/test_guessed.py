@@ -87,7 +87,7 @@ def test_beyond_the_checked_context_nothing_is_guessed_and_the_reason_is_reporte
     assert guessed(events) == [None, *[*[KIND] * 4, None] * 4, *[None] * (TOKENS - 21)]
     assert done.speculation_off == (
         f"guesses are checked to keep the text up to {checked} tokens of context, and this context is longer "
-        "(`edgespec calibrate` checks the whole context)"
+        f"(`{engine.profile.command('calibrate')}` checks the whole context)"
     )
 
 

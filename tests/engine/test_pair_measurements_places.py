@@ -15,7 +15,7 @@ from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.engine.pair.target_setting import PlacedTarget
 from edgespec.files.model_file import LocatedModel
 from edgespec.interfaces.model import ModelFacts
-from edgespec.placement.candidates import NOT_MEASURED, Placement, Placements
+from edgespec.placement.candidates import Placement, Placements
 from edgespec.placement.prepared import Preparation, PreparedModel
 from edgespec.planning.choice.options import Footprint, Ranking
 from edgespec.planning.choice.planner import DraftingModel
@@ -133,8 +133,8 @@ def test_unmeasured_places_are_listed_and_not_estimated(measured: Measurements) 
     unmeasured = [refusal for refusal in ranking.rejected if refusal.target is None]
     assert [(refusal.what, refusal.verdict.text) for refusal in unmeasured] == [
         ("big on Vulkan0", "needs 8.19 GiB on Vulkan0 and 6.00 GiB may be used"),
-        ("big, 12 of 25 layers on Vulkan0", NOT_MEASURED.text),
-        ("small on Vulkan0, drafting", NOT_MEASURED.text),
+        ("big, 12 of 25 layers on Vulkan0", "not measured yet; `edgespec calibrate` does that"),
+        ("small on Vulkan0, drafting", "not measured yet; `edgespec calibrate` does that"),
     ]
     for sentences in ([reason.text for reason in reasons(ranking)], explain(ranking)):
         assert any("big, 12 of 25 layers on Vulkan0: not measured" in sentence for sentence in sentences)
@@ -247,7 +247,7 @@ def test_places_timed_beside_other_programs_are_not_compared(measured: Measureme
         measured.save(WIDTHS, PROBE, at.facts)
     ranking, known = rank(measured, loaded=False), pair(measured, HERE, DRAFTING_HERE)
     assert {one.drafter.device for one in ranking.candidates if one.drafter is not None} <= {"cpu"}
-    assert [one.what for one in ranking.rejected if one.verdict == NOT_MEASURED] == [
+    assert [one.what for one in ranking.rejected if one.verdict.code == "not_measured"] == [
         "big, 12 of 25 layers on Vulkan0",
         "small on Vulkan0, drafting",
     ]

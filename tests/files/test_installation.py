@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.files import installation
+from edgespec.files import disk, installation
 from edgespec.files.installation import install_command, package_command
 
 WHEEL = "/a b/dist/edgespec-0.1.0-py3-none-any.whl"
@@ -110,6 +110,17 @@ def test_the_commands_install_into_the_environment_that_runs(
 def test_a_clone_stays_the_place_that_runs(no_clone: Path) -> None:
     (no_clone / "pyproject.toml").touch()
     assert install_command("llama").endswith(f'install --editable "{no_clone}[llama]"')
+
+
+@pytest.mark.parametrize(
+    ("python", "word"),
+    [(r"C:\venv\python.exe", r"C:\venv\python.exe"), (r"C:\my venv\python.exe", r'"C:\my venv\python.exe"')],
+)
+def test_a_path_of_windows_is_quoted_for_its_blanks_alone(
+    python: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert disk.shell_word(python) == word
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names of folders differ there")

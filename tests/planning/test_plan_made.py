@@ -11,7 +11,6 @@ import pytest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
-from edgespec.planning.choice.planner import NOT_CALIBRATED
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost
 from edgespec.planning.cost.margins import DRAFT_MARGIN
@@ -140,7 +139,7 @@ def test_without_a_width_probe_the_plan_is_plain(exactness: str, depth: int | st
     assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
     assert made.numeric_class.widths == (1,)
     unprobed = "plain: which widths are bit-equal here has not been measured"
-    assert made.reasons == (NOT_CALIBRATED.text if depth == "auto" else unprobed,)
+    assert made.reasons == (request().not_calibrated.text if depth == "auto" else unprobed,)
 
 
 @pytest.mark.parametrize("depth", ["auto", 3])
@@ -283,7 +282,7 @@ def test_without_calibration_no_drafter_is_planned_by_default() -> None:
     for costs in (None, Costs(), Costs(drafts=KNOWN.drafts)):
         made = both(costs=costs)
         assert (made.mode, made.exactness, made.depth_cap, made.drafter) == ("plain", "W", 0, None)
-        assert made.why[-1] == made.plain_because == NOT_CALIBRATED
+        assert made.why[-1] == made.plain_because == request().not_calibrated
         assert made.predicted_tokens_per_s is None
 
 

@@ -10,7 +10,7 @@ import pytest
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.options import Candidate
 from edgespec.planning.choice.plan import Mode, PlannedDrafter
-from edgespec.planning.choice.planner import NOT_CALIBRATED, DraftingModel, PlanRequest
+from edgespec.planning.choice.planner import DraftingModel, PlanRequest
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, Curve, DraftCost, choose_depth
@@ -173,7 +173,7 @@ def test_copies_of_the_text_do_not_decide_the_mode() -> None:
 
 def test_without_times_no_mode_is_chosen() -> None:
     made = plan_pair(request("model"), FACTS, probe(4), (), Costs())
-    assert made.why[-1] == NOT_CALIBRATED
+    assert made.why[-1] == request("model").not_calibrated
     reasons = said(costs(drafts={}))
     assert reasons["no_model_drafter"] == "no model drafter: it has not been timed"
 

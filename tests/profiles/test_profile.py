@@ -256,6 +256,24 @@ def test_every_key_can_come_from_the_environment_and_from_an_option(
     assert getattr(load(**{key: value}), key) == value
 
 
+def test_a_command_names_the_models_that_it_would_not_have_without_options(load: Load, user: Path) -> None:
+    path = str(user / "My Models" / "x.gguf")
+    for flags, named in (
+        ({}, ""),
+        ({"target": "qwen2.5-coder-1.5b", "draft": "auto"}, ""),
+        ({"target": "smollm2-135m"}, " smollm2-135m"),
+        ({"target": path, "draft": "none"}, f' "{path}" --draft none'),
+    ):
+        assert load(**flags).command("calibrate") == f"edgespec calibrate{named}"
+    assert load(environ={"EDGESPEC_TARGET": "smollm2-135m"}).command("verify") == "edgespec verify"
+    (user / "profiles" / "mine.toml").write_text('target = "smollm2-135m"', encoding="utf-8")
+    assert load("mine").command("verify") == "edgespec verify smollm2-135m", "an option named the profile"
+    assert load(environ={"EDGESPEC_PROFILE": "mine"}).command("verify") == "edgespec verify"
+    (user / "config.toml").write_text('[profile]\ntarget = "smollm2-135m"', encoding="utf-8")
+    assert load("laptop").command("verify") == "edgespec verify"
+    assert load(target="qwen2.5-coder-1.5b").command("verify") == "edgespec verify qwen2.5-coder-1.5b"
+
+
 def test_an_empty_variable_and_an_option_not_given_count_as_unset(load: Load) -> None:
     profile = load(environ={"EDGESPEC_CONTEXT": " ", "EDGESPEC_PROFILE": ""}, context=None)
     assert (profile.name, profile.context) == ("default", "auto")

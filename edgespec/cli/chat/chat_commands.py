@@ -308,7 +308,9 @@ class Commands:
             for reason in engine.plan.reasons:
                 note(f"- {reason}")
             return
-        for label, line in plan_lines(engine.plan, engine.pair.ranking, "/plan why says why"):
+        for label, line in plan_lines(
+            engine.plan, engine.pair.ranking, "/plan why says why", engine.profile.command("calibrate")
+        ):
             note(f"{label:{_PLAN_COLUMNS}}{line}", hang=_PLAN_COLUMNS)
 
     def _copy(self) -> None:

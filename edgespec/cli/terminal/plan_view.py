@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from edgespec.planning.choice.options import Candidate, Ranking
     from edgespec.planning.choice.plan import Plan, PlannedDrafter
 
-# What to do, by the code of a reason in the plan. The first that is there counts.
+# What to do, by the code of a reason in the plan. The first that is there counts. {} is the command that measures.
 _NEXT = {
     "depth_zero": "leave out what asks for plain decoding",
     "no_drafter": "a drafter can be named: --draft MODEL",
     "no_drafter_pays": "nothing: plain decoding is the fastest here",
-    "not_calibrated": "`edgespec calibrate --quick` measures this machine",
+    "not_calibrated": "`{} --quick` measures this machine",
     "measured_busy": "calibrate again when the machine is idle",
-    "times_estimated": "nothing, or `edgespec calibrate`: chats measure too",
-    "widths_not_measured": "`edgespec calibrate` compares the widths",
+    "times_estimated": "nothing, or `{}`: chats measure too",
+    "widths_not_measured": "`{}` compares the widths",
 }
 
 # Why a drafter is left out.
 _REFUSED = {"no_room", "memory_not_known", "cannot_pay"}
 
 
-def plan_lines(plan: Plan, ranking: Ranking | None, more: str) -> list[tuple[str, str]]:
-    """Labels and texts. ``more`` says where the rest stands."""
+def plan_lines(plan: Plan, ranking: Ranking | None, more: str, calibrate: str) -> list[tuple[str, str]]:
+    """Labels and texts. ``more`` says where the rest stands; ``calibrate`` is the command that measures."""
     target, best = plan.target, None if ranking is None else ranking.best
     threads = f", {target.threads} threads" if target.threads > 1 else ""
     where = f"on {target.device} ({target.runtime}{threads})"
@@ -37,7 +37,7 @@ def plan_lines(plan: Plan, ranking: Ranking | None, more: str) -> list[tuple[str
         ("drafter", "none" if plan.drafter is None else drafter_words(plan.drafter)),
         ("speed", _speed(plan, best)),
         ("limit", _limit(plan, best)),
-        ("to do", f"{to_do}; {more}"),
+        ("to do", f"{to_do.format(calibrate)}; {more}"),
     ]
 
 

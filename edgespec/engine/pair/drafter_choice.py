@@ -123,6 +123,7 @@ def _request(prepare: Preparation, context_why: Reason | None) -> PlanRequest:
         weighs_alternatives=profile.depth_policy == "cost",
         mode=profile.mode,
         context_why=context_why,
+        calibrate=profile.command("calibrate"),
     )
 
 

@@ -233,7 +233,7 @@ class DrafterSearch:
             less, more = sorted((first.speedup or 0.0, other.speedup or 0.0))
             why = f"measured here, {less:.2f}x plain decoding is expected with it, {more:.2f}x with the other"
         else:
-            why = f"whether it is faster is not measured: `edgespec calibrate --draft {UNIVERSAL}` does that"
+            why = f"whether it is faster is not measured: `{self._request.calibrate} --draft {UNIVERSAL}` does that"
         loser = UNIVERSAL if better is None else found.file.name
         considered = (Rejected(what=loser, verdict=Reason("other_drafter", why), target=None),)
         return replace(found, considered=considered, file=better or found.file)

@@ -46,10 +46,6 @@ from edgespec.planning.depth.experience import SAMPLED
 from edgespec.planning.depth.outcome import Outcome
 from edgespec.runtimes.llama.context import EVERY_LAYER
 
-CONTRADICTED = Reason(
-    "times_contradicted",
-    "two answers in a row contradicted the measured times: `edgespec calibrate --quick` measures them again",
-)
 MEASURED_BUSY = Reason(
     "measured_busy",
     "other programs kept the processor busy during this measurement: the times are rough, choose no mode and no "
@@ -118,7 +114,9 @@ class PairMeasurements:
         if self.disturbed:
             notes.append(MEASURED_BUSY)
         if self.answered.times.chosen == "estimated":
-            notes.append(CONTRADICTED)
+            measured = f"`{self.request.calibrate} --quick` measures them again"
+            said = f"two answers in a row contradicted the measured times: {measured}"
+            notes.append(Reason("times_contradicted", said))
         return (*notes, *(Reason("measurement_ignored", note) for note in self.store.notes))
 
     def widths(self) -> WidthProbe | None:
@@ -289,7 +287,7 @@ class PairMeasurements:
             if option is not None:
                 timed.append(option)
             elif place.facts.place != self.target.place:  # the target's own setting already stands for its place
-                refused.append(places.too_small(place) or place.not_measured())
+                refused.append(places.too_small(place) or place.not_measured(self.request.calibrate))
         return timed, refused
 
     def _other_drafters(
@@ -307,7 +305,10 @@ class PairMeasurements:
                 there = _drafting(replace(model, facts=facts), costs, times.cost_for(facts), place.footprint)
                 timed.append(replace(there, eligible=not loaded))
             else:
-                refused.append(places.too_small(place, drafting=True) or place.not_measured(drafting=True))
+                refused.append(
+                    places.too_small(place, drafting=True)
+                    or place.not_measured(self.request.calibrate, drafting=True)
+                )
         return timed, refused
 
     def _pairs(self, costs: Costs, places: Placements) -> dict[Pair, Contention]:

@@ -8,6 +8,8 @@ from edgespec.interfaces.policy import AnswerPolicy
 from edgespec.interfaces.reasons import Reason
 from edgespec.planning.choice.plan import Plan
 
+_PLAIN = "plain: "  # how a plan's reasons for plain decoding begin
+
 # Reason codes that may no longer hold once the drafter is loaded.
 _FOR_NOW = ("answer_too_short", "not_paying_now")
 
@@ -24,16 +26,18 @@ def why_no_drafts(
         return Reason("no_model_drafter", off)
     if plain_because is not None:
         lost = [] if off is None else [f"no model drafter: {off}"]
-        return Reason(plain_because.code, "; ".join([plain_because.text.removeprefix("plain: "), *lost]))
+        return Reason(plain_because.code, "; ".join([plain_because.text.removeprefix(_PLAIN), *lost]))
     longest = pair.exact_length
     if drafters and longest is not None and history_length >= longest:
         said = (
             f"guesses are checked to keep the text up to {longest} tokens of context, and this context is longer "
-            "(`edgespec calibrate` checks the whole context)"
+            f"(`{pair.request.calibrate}` checks the whole context)"
         )
         return Reason("context_too_long", said)
     reasons = [why for each in drafters if (why := _why_off(each.kind, depth, drafts)) is not None]
-    return Reason(reasons[0].code, "; ".join(dict.fromkeys(why.text for why in reasons))) if reasons else None
+    uncalibrated = pair.request.not_calibrated
+    texts = (uncalibrated.text.removeprefix(_PLAIN) if why.code == uncalibrated.code else why.text for why in reasons)
+    return Reason(reasons[0].code, "; ".join(dict.fromkeys(texts))) if reasons else None
 
 
 def _why_off(kind: str, depth: AnswerPolicy, drafts: CombinationState) -> Reason | None:

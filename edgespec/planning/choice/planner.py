@@ -22,9 +22,6 @@ from edgespec.planning.cost.widths import MOST_CONTEXT, WIDEST, WidthProbe, exac
 ModeRequest = Literal["auto", "serial", "pipelined"]
 
 ESTIMATED = Reason("times_estimated", "times are those of similar machines until they are measured here")
-NOT_CALIBRATED = Reason(
-    "not_calibrated", "plain: this machine is not calibrated yet (`edgespec calibrate --quick` takes a minute)"
-)
 NOT_PROBED = Reason("widths_not_measured", "plain: which widths are bit-equal here has not been measured")
 NO_EQUAL_WIDTH = Reason(
     "no_equal_width", "plain: no width beyond 1 is bit-equal to plain decoding with this model and build"
@@ -82,7 +79,7 @@ class PlanRequest:
 
     ``copies``: copies of the text may be proposed. ``drafters`` are the models that may draft; ``no_model`` is why a
     requested one does not. ``weighs_alternatives``: the depth policy can value alternatives. ``context_why``: why
-    the context has this length, if no profile or option says so.
+    the context has this length, if no profile or option says so. ``calibrate``: the command that measures the models.
     """
 
     depth: int | Literal["auto"]
@@ -94,6 +91,7 @@ class PlanRequest:
     weighs_alternatives: bool = False
     mode: ModeRequest = "auto"
     context_why: Reason | None = None
+    calibrate: str = "edgespec calibrate"
 
     def __post_init__(self) -> None:
         if len(set(self.sources)) < len(self.sources):
@@ -108,6 +106,12 @@ class PlanRequest:
     def asked_depth(self) -> int | None:
         """The requested depth; None for "auto"."""
         return None if self.depth == "auto" else self.depth
+
+    @property
+    def not_calibrated(self) -> Reason:
+        """Why decoding is plain before a calibration."""
+        said = f"plain: this machine is not calibrated yet (`{self.calibrate} --quick` takes a minute)"
+        return Reason("not_calibrated", said)
 
 
 def decide(
@@ -193,7 +197,7 @@ def make_plan(
     if cap > 0 and request.depth == "auto" and sources:
         sources = () if ranking is None else ranking.best.sources
         mode = mode if ranking is None else ranking.best.mode
-        why += [NOT_CALIBRATED] if ranking is None else _decided(request, ranking, costs, cap)
+        why += [request.not_calibrated] if ranking is None else _decided(request, ranking, costs, cap)
     speculative = cap > 0 and bool(sources)
     if not request.sources and request.depth != 0:
         why.append(Reason("no_drafter", "plain: there is no drafter"))
@@ -277,7 +281,7 @@ def _cap_and_level(
         return 0, "W"
     if not probed:
         if request.sources:
-            why.append(NOT_CALIBRATED if request.depth == "auto" else NOT_PROBED)
+            why.append(request.not_calibrated if request.depth == "auto" else NOT_PROBED)
         return 0, "W"
     wanted = WIDEST - 1 if request.depth == "auto" else request.depth
     if request.exactness == "near" and wanted > class_cap:
@@ -301,6 +305,6 @@ def _cap_and_level(
     if class_cap > 0 and request.sources and longest is not None and longest < request.context_length:
         said = f"beyond {longest} tokens of context decoding is plain: widths were compared up to there"
         if longest < (most := min(request.context_length, MOST_CONTEXT)):
-            said += f" (`edgespec calibrate` without --quick compares them up to {most})"
+            said += f" (`{request.calibrate}` without --quick compares them up to {most})"
         why.append(Reason("context_limit", said))
     return min(wanted, class_cap), "W"

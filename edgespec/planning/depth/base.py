@@ -22,9 +22,7 @@ POLICY_NAMES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 OFF = Allowance(0)
 
-NOT_CALIBRATED = Reason(
-    "not_calibrated", "this machine is not calibrated yet (`edgespec calibrate --quick` takes a minute)"
-)
+NOT_CALIBRATED = Reason("not_calibrated", "this machine is not calibrated yet")
 DEPTH_0 = Reason("depth_zero", "depth 0 was asked for")
 
 # SVIP stops where the root of the drafter's entropy exceeds a threshold, which stands for a bound on the acceptance
