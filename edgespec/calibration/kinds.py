@@ -6,14 +6,14 @@ Times depend on the power source and width classes do not. What texts taught dep
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from edgespec.calibration.timing import ModelTimes
 from edgespec.files.checked import Check, From, Range, read, to_json
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.settled import Answered, Settled
-from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
+from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.widths import WidthProbe
 from edgespec.planning.depth.experience import History
@@ -129,8 +129,14 @@ _TOKENS_OF_OLD = 30.0
 
 
 def _prior(stored: dict[str, Any]) -> AcceptancePrior:
-    of_old = {"position_tokens": [_TOKENS_OF_OLD] * POSITIONS, "confidence_tokens": [_TOKENS_OF_OLD] * BINS}
-    return read(AcceptancePrior, of_old | stored, ignore_unknown=True)
+    prior = read(AcceptancePrior, stored, ignore_unknown=True)
+    if "position_tokens" in stored:
+        return prior
+    positions, bins = (
+        tuple(0.0 if rate is None else _TOKENS_OF_OLD for rate in rates)
+        for rates in (prior.by_position, prior.by_confidence)
+    )
+    return replace(prior, position_tokens=positions, confidence_tokens=bins)
 
 
 @dataclass(frozen=True, slots=True)

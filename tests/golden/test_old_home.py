@@ -252,7 +252,7 @@ def test_measurements_of_an_old_home_are_read(old: Home, name: str) -> None:
     if kind == "acceptance":  # each rate has its own tokens now
         del expected["tokens"]
         for rates, tokens in (("by_position", "position_tokens"), ("by_confidence", "confidence_tokens")):
-            expected[tokens] = [30.0] * len(expected[rates])
+            expected[tokens] = [0.0 if rate is None else 30.0 for rate in expected[rates]]
     assert load(store, kind, stored["key"]) == expected
     assert store.notes == []
     assert contents(old.root) == before

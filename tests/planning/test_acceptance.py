@@ -175,12 +175,23 @@ def test_a_prior_of_few_tokens_gives_way_to_more() -> None:
 
 def test_a_stored_prior_without_token_counts_has_little_weight() -> None:
     prior = AcceptancePrior(
-        by_position=(0.5,) * POSITIONS, position_tokens=(200.0,) * POSITIONS, confidence_tokens=(100.0,) * BINS
+        by_position=(0.5, *(None,) * 7),
+        by_confidence=(*(None,) * 9, 0.5),
+        position_tokens=(200.0, *(0.0,) * 7),
+        confidence_tokens=(*(0.0,) * 9, 100.0),
     )
     stored = to_json(prior)
     assert kind_of(ACCEPTANCE.hint).read(stored) == prior
     del stored["position_tokens"], stored["confidence_tokens"]
-    assert kind_of(ACCEPTANCE.hint).read({**stored, "tokens": 256.0}) == prior.of_at_most(30)
+    assert kind_of(ACCEPTANCE.hint).read({**stored, "tokens": 256.0}) == prior.of_at_most(30), "30 behind each rate"
+
+
+def test_a_guess_weighs_little_whatever_number_of_tokens_is_stored_with_it() -> None:
+    acceptance = Acceptance(AcceptancePrior(position_tokens=(30.0,) * POSITIONS))
+    for _ in range(12):
+        acceptance.learn((), [False])
+    guess = 4 * UNKNOWN / 16  # the rate over all positions
+    assert acceptance.as_prior().by_position[0] == pytest.approx(4 * guess / 16)
 
 
 def test_faded_counts_give_way_to_the_next_tokens() -> None:

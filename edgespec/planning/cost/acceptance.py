@@ -189,7 +189,7 @@ class Acceptance:
         def rate(count: _Count, known: float | None, tokens: float, guess: float) -> float | None:
             if not count.tried_ever:
                 return known
-            return count.ever(guess if known is None else known, max(PRIOR_STRENGTH, tokens))
+            return count.ever(*((guess, PRIOR_STRENGTH) if known is None else (known, max(PRIOR_STRENGTH, tokens))))
 
         return AcceptancePrior(
             by_position=tuple(
