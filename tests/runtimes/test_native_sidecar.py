@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import mmap
 import random
@@ -235,8 +236,9 @@ class SlowDisk:
         return self.passed
 
 
-def test_a_disk_that_was_too_slow_is_tried_again_after_a_month(
-    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("slow_writes", [1, 2])
+def test_a_disk_that_was_too_slow_is_tried_again_after_a_day_and_then_after_a_month(
+    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow_writes: int
 ) -> None:
     tiles = np.ones(64, dtype=np.uint8)
     sidecar, other = (
@@ -246,19 +248,43 @@ def test_a_disk_that_was_too_slow_is_tried_again_after_a_month(
     day_s = 24 * 3600
     disk_ = SlowDisk(time.time())
     monkeypatch.setattr(native_sidecar, "time", disk_)
-    assert sidecar.may_be_written()
-    assert not sidecar.write(tiles.ctypes.data)
-    assert [each.name for each in tmp_path.iterdir()] == ["tiles.slow"]
-    assert not sidecar.may_be_written()
-    assert other.may_be_written()
-    monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=lambda: 0.0, time=disk_.time))  # a fast one
-    for days in (29, -1):
-        disk_.now += days * day_s
+    mark = tmp_path / "tiles.slow"
+    for _ in range(slow_writes):
+        assert sidecar.may_be_written()
         assert not sidecar.write(tiles.ctypes.data)
-    disk_.now += 3 * day_s
-    assert sidecar.may_be_written()
+        assert list(tmp_path.iterdir()) == [mark]
+        assert not sidecar.may_be_written()
+        assert other.may_be_written()
+        disk_.now += 1.1 * day_s
+    assert sidecar.may_be_written() == (slow_writes == 1)
+    disk_.now = time.time() + (-0.9 if slow_writes == 1 else 29) * day_s  # clocks are set
+    monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=lambda: 0.0, time=disk_.time))  # a fast one
+    assert not sidecar.write(tiles.ctypes.data)
+    disk_.now += 2 * day_s
     assert sidecar.write(tiles.ctypes.data)
     assert sidecar.is_there()
+    assert not mark.exists(), "what was slow once is fast again"
+
+
+def test_a_mark_of_another_disk_and_an_error_of_the_disk_do_not_close_it(
+    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = np.ones(64, dtype=np.uint8)
+    sidecar = Sidecar(
+        path=tmp_path / "tiles", key=bytes(32), tile_bytes=64, library=library, threads=1, cancelled=lambda: False
+    )
+    (tmp_path / "tiles.slow").write_bytes(b"%s %d 2" % (sidecar.key, tmp_path.stat().st_dev))
+    assert not sidecar.may_be_written()
+    (tmp_path / "tiles.slow").write_bytes(b"%s %d 2" % (sidecar.key, tmp_path.stat().st_dev + 1))
+    assert sidecar.may_be_written(), "the home was moved"
+
+    def lost(*_arguments: object, **_options: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "the server of the files does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native_sidecar, "replacing", lost)
+        assert not sidecar.write(tiles.ctypes.data)
+    assert sidecar.write(tiles.ctypes.data)
 
 
 def second_call(fail: Callable[..., int]) -> Callable[[], float]:

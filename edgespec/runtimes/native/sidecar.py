@@ -42,15 +42,21 @@ _LARGE_PAGES_MATTER_BYTES = 32 << 20
 _PART_OF_FREE_SPACE = 4
 
 # The first load waits for the write, usually into memory at 400 MB/s and more. Writing to a slower disk is given up
-# after the time these two constants allow, and not tried again for a month: each try delays a load, and its
-# hundreds of megabytes are thrown away.
+# after the time these two constants allow: each try delays a load, and its hundreds of megabytes are thrown away.
 _PATIENCE_S = 2.0
 _SLOWEST_BYTES_PER_S = 100e6
-_NOT_AGAIN_S = 30 * 24 * 3600.0
+
+# Seconds until the next try, by the number of slow writes: another program may be the reason for one.
+_DAY_S = 24 * 3600.0
+_NOT_AGAIN_S = (0.0, _DAY_S, 30 * _DAY_S)
 
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAPPINGS = Path("/proc/self/smaps")
 _SIZES = ("Size", "FilePmdMapped", "ShmemPmdMapped")
+
+
+class _SlowDiskError(Exception):
+    """The tiles would take too long to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +101,27 @@ class Sidecar:
             require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
         except (OSError, DiskSpaceError):
             return False
-        return folder.is_dir() and os.access(folder, os.W_OK) and not self._was_slow()
+        slow_writes, age_s = self._slow_writes()
+        return folder.is_dir() and os.access(folder, os.W_OK) and age_s >= _NOT_AGAIN_S[slow_writes]
 
     @property
     def _slow_mark(self) -> Path:
-        """The file that says, with this model's key, that the disk was too slow for the tiles."""
+        """The file that says of these tiles and their disk that the disk was too slow, and whether that was twice."""
         return self.path.with_name(f"{self.path.name}.slow")
 
-    def _was_slow(self) -> bool:
-        try:
+    def _slow_words(self, slow_writes: int) -> bytes:
+        """What the mark holds. A home that was moved to another disk has another device's number."""
+        return b"%s %d %d" % (self.key, self.path.parent.stat().st_dev, slow_writes)
+
+    def _slow_writes(self) -> tuple[int, float]:
+        """The slow writes that count, at most two, and the seconds since the last one."""
+        with contextlib.suppress(OSError):
             written = self._slow_mark.stat().st_mtime
-            recent = abs(time.time() - written) < _NOT_AGAIN_S  # of either sign: clocks are set
-            return recent and self._slow_mark.read_bytes() == self.key
-        except OSError:
-            return False
+            age_s = abs(time.time() - written)  # clocks are set
+            known = [self._slow_words(count) for count in (1, 2)]
+            if age_s < _NOT_AGAIN_S[2] and (words := self._slow_mark.read_bytes()) in known:
+                return 1 + known.index(words), age_s
+        return 0, 0.0
 
     @property
     def _size(self) -> int:
@@ -169,14 +182,17 @@ class Sidecar:
                 for start, length in self._chunks():
                     self._check_cancelled()
                     if time.monotonic() > end:
-                        raise TimeoutError("this disk is too slow")
+                        raise _SlowDiskError
                     file.write((ctypes.c_char * length).from_address(address + start))
-        except TimeoutError:
+        except _SlowDiskError:
+            slow_writes = min(2, self._slow_writes()[0] + 1)
             with contextlib.suppress(OSError, DiskSpaceError), replacing(self._slow_mark, durable=False) as file:
-                file.write(self.key)
+                file.write(self._slow_words(slow_writes))
             return False
         except (OSError, DiskSpaceError):
             return False
+        with contextlib.suppress(OSError):
+            self._slow_mark.unlink(missing_ok=True)
         return True
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
