@@ -5,6 +5,7 @@ The limits of Linux control groups count: a container has fewer processors than 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import os
@@ -216,12 +217,18 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def process_bytes() -> int:
-    """What would be available if this process ended, and is not now.
+    """What would be available if this process and those that work for it ended, and is not now.
 
-    Linux counts pages of mapped files as available, also while they are in use.
+    Linux counts pages of mapped files as available, also while they are in use. A browser that was opened is in
+    another session and works for itself.
     """
-    memory: Any = psutil.Process().memory_info()
-    return int(memory.rss - (memory.shared if sys.platform == "linux" else 0))
+    held, process = 0, psutil.Process()
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended
+            memory: Any = each.memory_info()
+            if sys.platform == "win32" or os.getsid(each.pid) == os.getsid(0):
+                held += int(memory.rss - (memory.shared if sys.platform == "linux" else 0))
+    return held
 
 
 def power_source() -> PowerSource | None:

@@ -99,6 +99,21 @@ def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
     del own
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sessions are a matter of POSIX")
+@pytest.mark.parametrize("apart", [False, True])
+def test_memory_of_a_process_that_works_for_this_one_is_held_and_that_of_a_browser_is_not(apart: bool) -> None:
+    size = 64 * 2**20
+    before = process_bytes()
+    script = f"own = bytearray(b'x') * {size}; print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=apart
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert (process_bytes() - before > size // 2) is not apart
+        child.communicate(b"\n")
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process to cores")
 def test_only_cores_this_process_may_use_are_counted() -> None:
     before = os.sched_getaffinity(0)
