@@ -237,12 +237,13 @@ def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
             raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
     from edgespec.store.ollama import OLLAMA_PREFIX
 
-    given = profile.target
+    given, further = profile.target, "default"
     if given.startswith(OLLAMA_PREFIX):
         name = given.removeprefix(OLLAMA_PREFIX)  # as `ollama list` shows it
+        further = name.rpartition("/")[2] or further  # clients may have stored it
     else:
         name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
-    return tuple(dict.fromkeys((*aliases, name or given, given, "default")))
+    return tuple(dict.fromkeys((*aliases, name or given, given, "default", further)))
 
 
 def _stop(server: Server, stopped: threading.Event, log: LogWriter, interrupts: Interrupts) -> None:

@@ -345,17 +345,19 @@ def test_a_model_is_served_under_its_last_name_and_under_what_was_typed(given: s
 
 
 @pytest.mark.parametrize(
-    ("name", "listed"),
+    ("name", "listed", "further"),
     [
-        ("llama3.2:3b", "llama3.2:3b"),
-        ("llama3.2", "llama3.2:latest"),
-        ("someone/tuned", "someone/tuned:latest"),
-        ("hf.co/ORG/REPO-GGUF:Q4_K_M", "hf.co/ORG/REPO-GGUF:Q4_K_M"),
+        ("llama3.2:3b", "llama3.2:3b", ()),
+        ("llama3.2", "llama3.2:latest", ()),
+        ("someone/tuned", "someone/tuned:latest", ("tuned",)),
+        ("hf.co/ORG/REPO-GGUF:Q4_K_M", "hf.co/ORG/REPO-GGUF:Q4_K_M", ("REPO-GGUF:Q4_K_M",)),
     ],
 )
-def test_a_model_of_ollama_is_listed_under_the_name_that_ollama_shows(name: str, listed: str) -> None:
+def test_a_model_of_ollama_is_listed_under_the_name_that_ollama_shows(
+    name: str, listed: str, further: tuple[str, ...]
+) -> None:
     names = _names(resolve_profile(None, target=f"ollama:{name}"), ())
-    assert names == (name, f"ollama:{name}", "default")
+    assert names == (name, f"ollama:{name}", "default", *further)
     assert tagged(names[0]) == listed
 
 
