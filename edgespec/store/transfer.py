@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,14 +15,13 @@ from edgespec.errors import DownloadError
 from edgespec.files.disk import readable_bytes
 from edgespec.store.web import LostError, Response, UnreachableError, Web
 
-# A broken connection is resumed; only breaks that brought no new bytes are counted.
+# A broken connection is resumed; only breaks that brought no new bytes are counted. Pauses double.
 BREAKS_WITHOUT_PROGRESS = 3
-# Once bytes arrived, a lost network may return: after a sleep or a change of networks it takes some seconds. These
-# pauses, each twice the one before, are 40 s together; connections that time out make that 85 s.
-BREAKS_AFTER_BYTES = 9
 PAUSE_AFTER_BREAK_S = 0.25
 LONGEST_PAUSE_S = 8.0
-# One connection may take as long: a host may have many addresses, and each that is silent takes a time-out.
+# Once bytes arrived, a lost network may return: after a sleep or a change of networks it takes some seconds.
+# Connections are tried for this time. The last one may take as long: a host may have many addresses, and each that is
+# silent takes a time-out.
 LONGEST_RECONNECTION_S = 85.0
 
 DOWNLOADING = "downloading"
@@ -45,7 +45,8 @@ class Transfer:
 
     def run(self, file: BinaryIO) -> None:
         """Append the missing bytes. Raises UnreachableError after too many breaks, DownloadError, CancelledError."""
-        breaks, heard = Counter[bool](), False  # breaks that lost the network, and others
+        breaks = Counter[bool]()  # those that lost the network, and others
+        until: float | None = None  # until when a lost network is waited for, once bytes arrived
         while True:
             before = file.tell()
             try:
@@ -59,11 +60,14 @@ class Transfer:
             lost = isinstance(failure, LostError)
             if file.tell() > before:
                 breaks.clear()
-                heard = True
+                until = time.monotonic() + LONGEST_RECONNECTION_S  # from the break on: a sleep may precede it
                 self.web.longest_wait_s = LONGEST_RECONNECTION_S
             else:
                 breaks[lost] += 1
-            if breaks[lost] >= (BREAKS_AFTER_BYTES if lost and heard else BREAKS_WITHOUT_PROGRESS):
+            over = breaks[lost] >= BREAKS_WITHOUT_PROGRESS
+            if lost and until is not None:
+                over = time.monotonic() >= until
+            if over:
                 raise self._broken_off(failure, file.tell())
             if lost and breaks[lost]:
                 self.stage(WAITING)

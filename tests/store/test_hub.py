@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,7 +169,8 @@ def test_a_broken_download_resumes_with_a_range_request(fetch: Fetch, hub: HubSe
 def test_repeated_breaks_without_progress_fail_and_keep_the_partial_file(
     fetch: Fetch, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 5)
+    looks = count(0, 20)  # seconds of each look at the clock
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     monkeypatch.setattr(transfer, "PAUSE_AFTER_BREAK_S", 0.01)
     hub.cut_after = [300_000, 0, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match=r"broke off|too early"):

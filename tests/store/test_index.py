@@ -6,7 +6,9 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,7 +138,8 @@ def test_a_mirror_download_waits_for_a_network_that_returns(
 def test_a_partial_wheel_is_resumed_by_a_later_fetch(
     source: PackageParts, index: IndexServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hashes: bool
 ) -> None:
-    monkeypatch.setattr(transfer, "BREAKS_AFTER_BYTES", 3)
+    looks = count(0, 20)  # seconds of each look at the clock
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     index.hashes = hashes
     index.cut_after = [50_000, 60_000, *[0] * 10]
     message, _ = failure(source, tmp_path)
