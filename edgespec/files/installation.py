@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -29,38 +30,62 @@ def package_command(package: str) -> str:
 
 
 def _tool_command(extras: list[str], packages: list[str]) -> str | None:
-    """The command for an environment of `uv tool install`; None for others.
+    """The command for an environment of `uv tool install`; None for others, and if its receipt has another form.
 
     What the command does not name is gone afterwards, so it names what is there.
     """
-    receipt = Path(sys.prefix) / "uv-receipt.toml"
-    if not receipt.is_file():
-        return None
-    kept, others = _kept(receipt)
-    further = [f"--with {shell_word(each)} " for each in dict.fromkeys(others + packages)]
-    return f"uv tool install --force {''.join(further)}{_edgespec(list(dict.fromkeys(kept + extras)))}"
-
-
-def _kept(receipt: Path) -> tuple[list[str], list[str]]:
-    """The extras of a tool of uv, and the other packages in its environment; none if uv wrote it in another form."""
     try:
-        requirements = tomllib.loads(receipt.read_text("utf-8"))["tool"]["requirements"]
-        extras = [extra for each in requirements if each["name"] == "edgespec" for extra in each.get("extras", [])]
-        others = [each["name"] + each.get("specifier", "") for each in requirements if each["name"] != "edgespec"]
+        receipt = (Path(sys.prefix) / "uv-receipt.toml").read_text("utf-8")
+        requirements = tomllib.loads(receipt)["tool"]["requirements"]
+        kept = [extra for each in requirements if each["name"] == "edgespec" for extra in each.get("extras", [])]
+        others = [_with(**each) for each in requirements if each["name"] != "edgespec"]
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return [], []
-    return extras, others
+        return None
+    further = dict.fromkeys([*others, *map(_with, packages)])
+    return f"uv tool install --force {' '.join([*further, _edgespec(list(dict.fromkeys(kept + extras)))])}"
+
+
+def _with(name: str, *, extras: Sequence[str] = (), **source: str) -> str:
+    """The option that names a further package of a tool, from its line in the receipt.
+
+    Raises ValueError for a form that uv 0.13 does not write, or that needs several options.
+    """
+    package = name + _suffix(extras)
+    match list(source.items()):
+        case []:
+            pass
+        case [("specifier", versions)]:
+            package += versions
+        case [("editable", folder)]:
+            return f"--with-editable {shell_word(folder + _suffix(extras))}"
+        case [("directory" | "path" | "url", place)]:
+            package += f" @ {place}"
+        case [("git", place)] if not {*"?&#"} & {*place.replace("?rev=", "@")}:
+            package += f" @ git+{place.replace('?rev=', '@')}"
+        case _:
+            raise ValueError(f"the receipt has another form: {source}")
+    return f"--with {shell_word(package)}"
 
 
 def _installer() -> str:
     """What installs into this environment, whichever the shell would find."""
+    if not sys.executable or getattr(sys, "frozen", False):  # a frozen application is its own executable
+        return "pip install"
     python = shell_word(sys.executable)
-    return f"{python} -m pip install" if util.find_spec("pip") is not None else f"uv pip install --python {python}"
+    if util.find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    if sys.platform == "win32" and python != sys.executable:  # PowerShell takes a quoted first word for a text
+        return f"python -m pip --python {python} install"
+    return f"{python} -m pip install"
+
+
+def _suffix(extras: Sequence[str]) -> str:
+    return f"[{','.join(extras)}]" if extras else ""
 
 
 def _edgespec(extras: list[str]) -> str:
     """The arguments that name this edgespec with these extras."""
-    suffix = f"[{','.join(extras)}]" if extras else ""
+    suffix = _suffix(extras)
     if (_SOURCES / "pyproject.toml").is_file():  # a copy would not follow later changes of the clone
         return f"--editable {shell_word(f'{_SOURCES}{suffix}')}"
     return shell_word(_requirement(suffix))

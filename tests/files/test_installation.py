@@ -68,15 +68,24 @@ requirements = [
 """
 
 
+def receipt(source: str | None = None) -> str:
+    """As uv 0.13 writes it, with a further package."""
+    further = "" if source is None else f', {{ name = "more", {source} }}'
+    return f'[tool]\nrequirements = [{{ name = "edgespec" }}{further}]'
+
+
 @pytest.mark.parametrize(
     ("receipt", "extras", "further"),
     [
         (RECEIPT, "serve,onnx,", '--with "tomli-w>=1" '),
-        ('[tool]\nrequirements = [{ name = "edgespec" }]', "", ""),
-        ("", "", ""),
-        ("[tool", "", ""),
-        ("tool = 3", "", ""),
-        ("[tool]\nrequirements = [3]", "", ""),
+        (receipt(), "", ""),
+        (receipt('extras = ["a", "b"], specifier = ">=1"'), "", '--with "more[a,b]>=1" '),
+        (receipt('directory = "/a b/more"'), "", '--with "more @ /a b/more" '),
+        (receipt('extras = ["a"], path = "/more.whl"'), "", '--with "more[a] @ /more.whl" '),
+        (receipt('url = "https://example.org/more.whl"'), "", '--with "more @ https://example.org/more.whl" '),
+        (receipt('git = "https://example.org/more"'), "", '--with "more @ git+https://example.org/more" '),
+        (receipt('git = "ssh://git@host/more?rev=v1"'), "", '--with "more @ git+ssh://git@host/more@v1" '),
+        (receipt('extras = ["a"], editable = "/more"'), "", '--with-editable "/more[a]" '),
     ],
 )
 def test_a_tool_of_uv_is_installed_again_with_what_it_has(
@@ -93,6 +102,28 @@ def test_a_tool_of_uv_is_installed_again_with_what_it_has(
 
 
 @pytest.mark.parametrize(
+    "receipt",
+    [
+        "",
+        "[tool",
+        "tool = 3",
+        "[tool]\nrequirements = [3]",
+        receipt('marker = "python_version > 3"'),
+        receipt('specifier = ">=1", index = "https://example.org"'),
+        receipt('git = "https://example.org/more?rev=v1&subdirectory=x"'),
+        receipt("specifier = 3"),
+    ],
+)
+def test_a_tool_of_uv_that_is_not_understood_is_added_to_and_not_installed_again(
+    receipt: str, no_clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(util, "find_spec", lambda _name: None)  # uv installs no pip there
+    monkeypatch.setattr(sys, "executable", "/tool/python")
+    (no_clone / "uv-receipt.toml").write_text(receipt, encoding="utf-8")
+    assert package_command("socksio") == "uv pip install --python /tool/python socksio"
+
+
+@pytest.mark.parametrize(
     ("python", "named"), [("/venv/bin/python", "/venv/bin/python"), ("/my venv/python", '"/my venv/python"')]
 )
 @pytest.mark.parametrize(("pip", "form"), [(True, "{} -m pip install"), (False, "uv pip install --python {}")])
@@ -105,6 +136,32 @@ def test_the_commands_install_into_the_environment_that_runs(
     monkeypatch.setattr(sys, "executable", python)
     assert install_command("llama") == f'{form.format(named)} "edgespec[llama]"'
     assert package_command("socksio") == f"{form.format(named)} socksio"
+
+
+@pytest.mark.parametrize(("python", "frozen"), [("", False), (None, False), ("/opt/application", True)])
+def test_without_an_interpreter_no_path_is_named(
+    python: str | None, frozen: bool, no_clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The executable of a frozen application is the application."""
+    monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+    monkeypatch.setattr(metadata, "distribution", lambda _name: Installed(None))
+    assert package_command("socksio") == "pip install socksio"
+    assert install_command("llama") == 'pip install "edgespec[llama]"'
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_a_command_for_windows_does_not_begin_with_a_quoted_path(
+    pip: bool, no_clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PowerShell takes it for a text."""
+    monkeypatch.setattr(util, "find_spec", lambda _name: object() if pip else None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(sys, "executable", r"C:\my venv\python.exe")
+    form = "python -m pip --python {} install socksio" if pip else "uv pip install --python {} socksio"
+    assert package_command("socksio") == form.format(r'"C:\my venv\python.exe"')
+    monkeypatch.setattr(sys, "executable", r"C:\venv\python.exe")
+    assert package_command("socksio").startswith("C:" if pip else "uv")
 
 
 def test_a_clone_stays_the_place_that_runs(no_clone: Path) -> None:
