@@ -117,6 +117,21 @@ def test_a_sighup_with_a_forgiven_sigterm_is_not_the_second_of_two(
     assert (interrupts.leaving, interrupts.exit_code) == (True, 128 + signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sighup_that_came_alone_is_the_first_of_two(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    with interrupts.during(forgives=SIGNALS):
+        for _ in range(2):  # from one terminal
+            signal.raise_signal(signal.SIGHUP)
+            assert (interrupts.pending(), interrupts.leaving) == (True, False)
+            now += 1.05
+        signal.raise_signal(number)
+    assert interrupts.leaving
+
+
 def test_a_second_ctrl_c_is_not_forgiven_before_the_first_was_obeyed(
     interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ class Interrupts:
         self.leaving = False
         self._pending = False
         self._pending_at: float | None = None  # None if the pending signal counts
+        self._first_from = float("inf")  # when the pending signal counts as the first of two
         self._last_at = float("-inf")  # of a signal that counts
         self._block = _Block()
         self._reading = False
@@ -161,17 +162,19 @@ class Interrupts:
     def _again(self, number: int, now: float) -> bool:
         """Whether a signal at ``now`` that a block forgives is the second of two.
 
-        A SIGHUP is neither: a closed terminal sends several, and systemd one with each SIGTERM, before or behind it.
+        A SIGHUP is never the second: a closed terminal sends several, and systemd one with each SIGTERM, before or
+        behind it. It is the first if it came alone.
         """
         if number == _SIGHUP:
-            self._pending_at = self._pending_at if self._pending else now
+            if not self._pending:
+                self._pending_at, self._first_from = now, now + _TWICE_WITHIN_S
             return False
         if self._block.counts:
-            again = (self._pending and self._pending_at is None) or now - self._last_at < _TWICE_WITHIN_S
-            self._last_at, self._pending_at = now, None
+            again = (self._pending and now >= self._first_from) or now - self._last_at < _TWICE_WITHIN_S
+            self._last_at, self._first_from, self._pending_at = now, now, None
             return again
         if not self._pending:
-            self._pending_at = now
+            self._pending_at, self._first_from = now, float("inf")
         return self._pending_at is not None and now - self._pending_at > _HANGS_S
 
     def _watch(self) -> None:
