@@ -23,6 +23,12 @@ NEAR = 1024
 # Where a plain step takes less, Python's own time, up to a millisecond, is too large a part of every ratio.
 LEAST_STEP_S = 0.005
 
+# With fewer ratios of times, or rounds of the pipelined mode, an answer says nothing of them: two answers in a row
+# decide until the next calibration. If a ratio is beyond ``WRONG`` as often as not, four of five are in both answers
+# once in 28 times.
+LEAST_RATIOS = 5
+LEAST_ROUNDS = 8
+
 # 95 % of a normal distribution are this many standard errors around the mean.
 _Z = 1.96
 
@@ -106,19 +112,18 @@ class Seen:
 
     def _spread(self, mean: float, squares: float, over: float) -> Spread:
         """``squares``: the sum of squared deviations of two rounds or more; ``over``: what the sum was divided by."""
-        off = _Z * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
+        off = _t(self.rounds - 1) * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
         return Spread(mean, max(0.0, mean - off), mean + off)
 
     def times(self, pace: float) -> TimesVerdict | None:
         """What the ratios say. ``pace``: of plain steps to the measured ones, which counts if nothing was drafted."""
-        ratios = (self.drafting, self.widths) if self.drafting else (self.widths, [pace])
-        if any(map(_wrong, ratios)):
+        if any(map(_wrong, (self.drafting, self.widths))) or (not self.drafting and _off(pace)):
             return "estimated"
-        return "measured" if self.drafting else None
+        return "measured" if len(self.drafting) >= LEAST_RATIOS else None
 
     def mode(self, serial_token_s: Callable[[float], float]) -> ModeVerdict | None:
         """The faster mode for this text, from pipelined rounds; ``serial_token_s`` by the share of right guesses."""
-        if not self.compared:
+        if not self.compared or self.rounds < LEAST_ROUNDS:
             return None
         rate = self.right / self.compared
         off = _Z * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
@@ -128,10 +133,27 @@ class Seen:
         return "pipelined" if self.token_s.high < fast else None
 
 
+def _t(freedom: int) -> float:
+    """95 % of Student's t are within this, by Cornish and Fisher's expansion (Abramowitz and Stegun, 1964, 26.7.5).
+
+    Within 1 % of the tables from 2 degrees of freedom on; of 1 degree it is 11.3 where they have 12.7.
+    """
+    z, n = _Z, 4.0 * freedom
+    first = (z**3 + z) / n
+    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (6.0 * n**2)
+    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / (6.0 * n**3)
+    fourth = (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / (360.0 * n**4)
+    return z + first + second + third + fourth
+
+
 def _wrong(ratios: Sequence[float]) -> bool:
-    """Whether three in four of the ratios are off by ``WRONG`` in one direction."""
-    ordered = sorted(ratios)
-    if not ordered:
+    """Whether enough ratios are known, and three in four of them are off by ``WRONG`` in one direction."""
+    if len(ratios) < LEAST_RATIOS:
         return False
+    ordered = sorted(ratios)
     low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * (len(ordered) - 1) + 3) // 4]
     return low > WRONG or high < 1.0 / WRONG
+
+
+def _off(ratio: float) -> bool:
+    return not 1.0 / WRONG <= ratio <= WRONG
