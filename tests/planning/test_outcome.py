@@ -76,31 +76,28 @@ def test_rounds_that_all_take_the_same_time_for_each_token_have_no_spread() -> N
 
 
 @pytest.mark.parametrize(
-    ("drafting", "widths", "pace", "verdict"),
+    ("drafting", "widths", "verdict"),
     [
-        ([1.1, 0.9, 1.0, 1.2, 0.8], [1.0], 1.0, "measured"),
-        ([1.1] * 5, [], 3.0, "measured"),  # the whole machine is slower: the ratios hold
-        ([2.0, 2.1, 1.9, 2.2, 1.8], [1.0], 1.0, "estimated"),
-        ([0.5] * 5, [], 1.0, "estimated"),
-        ([1.0, 1.1] * 3, [2.0] * 5, 1.0, "estimated"),
-        ([1.0, 1.0, 2.0, 1.0, 1.0], [], 1.0, "measured"),  # one stall
-        ([2.0, 2.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0], 1.0, None),  # so few tell nothing
-        ([], [1.0] * 5, 1.0, None),
-        ([], [], 2.0, "estimated"),
-        ([], [], 0.5, "estimated"),
-        ([], [0.5] * 5, 1.0, "estimated"),
+        ([1.1, 0.9, 1.0, 1.2, 0.8], [1.0], "measured"),
+        ([2.0, 2.1, 1.9, 2.2, 1.8], [1.0], "estimated"),
+        ([0.5] * 5, [], "estimated"),
+        ([1.0, 1.1] * 3, [2.0] * 5, "estimated"),
+        ([1.0, 1.0, 2.0, 1.0, 1.0], [], "measured"),  # one stall
+        ([2.0, 2.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0], None),  # so few tell nothing
+        ([], [1.0] * 5, None),
+        ([], [0.5] * 5, "estimated"),
     ],
 )
 def test_times_are_contradicted_by_three_in_four_of_enough_ratios(
-    drafting: list[float], widths: list[float], pace: float, verdict: str | None
+    drafting: list[float], widths: list[float], verdict: str | None
 ) -> None:
-    assert Seen(drafting=drafting, widths=widths).times(pace) == verdict
+    assert Seen(drafting=drafting, widths=widths).times() == verdict
 
 
 def test_a_ratio_is_wrong_beyond_the_bound_only() -> None:
-    assert Seen(drafting=[WRONG] * 5).times(1.0) == "measured"
-    assert Seen(drafting=[1.01 * WRONG] * 5).times(1.0) == "estimated"
-    assert Seen(drafting=[1.0 / WRONG] * 5).times(1.0) == "measured"
+    assert Seen(drafting=[WRONG] * 5).times() == "measured"
+    assert Seen(drafting=[1.01 * WRONG] * 5).times() == "estimated"
+    assert Seen(drafting=[1.0 / WRONG] * 5).times() == "measured"
 
 
 # ----------------------------------------------------------------------------------------- outcomes of answers
@@ -181,10 +178,14 @@ def test_a_drafter_is_not_judged_beyond_the_context_at_which_it_was_timed() -> N
         assert outcome_of(answer(), record(), *[slow] * 6).times == times
 
 
-def test_a_plain_answer_at_another_pace_contradicts_the_times() -> None:
-    twice = record(verify_s=2 * STEP_S, round_s=2 * STEP_S)
-    assert outcome_of(answer(), *[twice] * 6).times == "estimated"
-    assert outcome_of(answer(), *[record()] * 6).times is None
+@pytest.mark.parametrize("pace", [0.5, 2.0])
+def test_a_machine_that_is_slower_as_a_whole_says_nothing_against_the_ratios(pace: float) -> None:
+    plain, guessing = (
+        replace(each, verify_s=pace * STEP_S, draft_s=pace * each.draft_s, round_s=pace * each.round_s)
+        for each in (record(), drafted())
+    )
+    assert outcome_of(answer(), *[plain] * 6).times is None
+    assert outcome_of(answer(), *[plain] * 6, *[guessing] * 6).times == "measured"
 
 
 def test_estimated_times_are_not_judged() -> None:
@@ -192,16 +193,19 @@ def test_estimated_times_are_not_judged() -> None:
 
 
 def test_without_a_drafting_model_no_time_is_judged() -> None:
-    alone = replace(COSTS, drafts={"lookup": FREE})
-    assert outcome_of(answer(alone), *[record(verify_s=2 * STEP_S, round_s=2 * STEP_S)] * 6).times is None
+    wide = record(width=3, verify_s=2 * STEP_S, round_s=2 * STEP_S, source="lookup")
+    for drafts, times in ((COSTS.drafts, "estimated"), ({"lookup": FREE}, None)):
+        assert outcome_of(answer(replace(COSTS, drafts=drafts)), record(), *[wide] * 6).times == times
 
 
 def test_steps_so_short_that_python_is_a_part_of_them_tell_nothing() -> None:
-    tiny = 0.5 * LEAST_STEP_S / STEP_S
-    own = answer()
-    own.began(0.5 * tiny, STEP_S * tiny)
-    each = record(verify_s=STEP_S * tiny, round_s=STEP_S * tiny)
-    assert outcome_of(own, *[each] * 8).times is None
+    for share, times in ((1.5, "estimated"), (0.5, None)):
+        tiny = share * LEAST_STEP_S / STEP_S
+        plain, slow = (
+            replace(each, verify_s=tiny * STEP_S, draft_s=tiny * each.draft_s, round_s=tiny * each.round_s)
+            for each in (record(), drafted(slower=2.0))
+        )
+        assert outcome_of(answer(), *[plain] * 6, *[slow] * 6).times == times
 
 
 @pytest.mark.parametrize(
@@ -417,7 +421,7 @@ def gains(wrong: Mapping[str, float]) -> list[float]:
         {"drafter": 0.5},
         {"target": 2.0, "drafter": 2.0},
         {"target": 0.5, "drafter": 0.5},
-        {"target": 0.01},  # a machine a hundred times slower than measured
+        {"target": 0.01, "drafter": 0.01},  # a machine a hundred times slower than measured
         {"target": 100.0},
     ],
     ids=str,

@@ -492,7 +492,7 @@ class AnswerDepth:
                 rounds=seen.rounds,
                 tokens_per_round=seen.tokens_per_round,
                 token_s=seen.token_s,
-                times=seen.times(self._times.factor) if judged else None,
+                times=seen.times() if judged else None,
                 mode=seen.mode(self._serial_token_s) if told and both else None,
             )
 

@@ -115,9 +115,9 @@ class Seen:
         off = _t(self.rounds - 1) * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
         return Spread(mean, max(0.0, mean - off), mean + off)
 
-    def times(self, pace: float) -> TimesVerdict | None:
-        """What the ratios say. ``pace``: of plain steps to the measured ones, which counts if nothing was drafted."""
-        if any(map(_wrong, (self.drafting, self.widths))) or (not self.drafting and _off(pace)):
+    def times(self) -> TimesVerdict | None:
+        """What the ratios say. The pace of plain steps says nothing: on a slower machine all ratios are the same."""
+        if any(map(_wrong, (self.drafting, self.widths))):
             return "estimated"
         return "measured" if len(self.drafting) >= LEAST_RATIOS else None
 
@@ -153,7 +153,3 @@ def _wrong(ratios: Sequence[float]) -> bool:
     ordered = sorted(ratios)
     low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * (len(ordered) - 1) + 3) // 4]
     return low > WRONG or high < 1.0 / WRONG
-
-
-def _off(ratio: float) -> bool:
-    return not 1.0 / WRONG <= ratio <= WRONG
