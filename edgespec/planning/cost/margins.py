@@ -4,6 +4,9 @@
 # "Numeric class"), and the reasons report it. Repeated measurements differ by 2 to 3 % on a quiet machine.
 SLOWER_ALLOWED = 1.03
 
+# 95 % of a normal distribution are this many standard errors around the mean.
+NORMAL_95 = 1.96
+
 # A drafter that would gain no more than this with every token right is not tried: a curve may be off by that much.
 # Pipelined drafting has to be faster than serial drafting by this factor as well.
 DRAFT_MARGIN = 1.02

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from edgespec.files.checked import Range
+from edgespec.planning.cost.margins import NORMAL_95
 
 # Whether answers confirm the measured times, or contradict them so that estimates are better.
 TimesVerdict: TypeAlias = Literal["measured", "estimated"]
@@ -28,9 +29,6 @@ LEAST_STEP_S = 0.005
 # once in 28 times.
 LEAST_RATIOS = 5
 LEAST_ROUNDS = 8
-
-# 95 % of a normal distribution are this many standard errors around the mean.
-_Z = 1.96
 
 _Number: TypeAlias = Annotated[float, Range(0)]
 
@@ -126,7 +124,7 @@ class Seen:
         if not self.compared or self.rounds < LEAST_ROUNDS:
             return None
         rate = self.right / self.compared
-        off = _Z * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
+        off = NORMAL_95 * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
         fast, slow = serial_token_s(min(1.0, rate + off)), serial_token_s(max(0.0, rate - off))
         if self.token_s.low > slow:
             return "serial"
@@ -138,7 +136,7 @@ def _t(freedom: int) -> float:
 
     Within 1 % of the tables from 2 degrees of freedom on; of 1 degree it is 11.3 where they have 12.7.
     """
-    z, n = _Z, 4.0 * freedom
+    z, n = NORMAL_95, 4.0 * freedom
     first = (z**3 + z) / n
     second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (6.0 * n**2)
     third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / (6.0 * n**3)
