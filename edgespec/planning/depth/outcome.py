@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from edgespec.files.checked import Range
-from edgespec.planning.cost.margins import NORMAL_95
+from edgespec.planning.cost.margins import NORMAL_95, t_95
 
 # Whether answers confirm the measured times, or contradict them so that estimates are better.
 TimesVerdict: TypeAlias = Literal["measured", "estimated"]
@@ -110,7 +110,7 @@ class Seen:
 
     def _spread(self, mean: float, squares: float, over: float) -> Spread:
         """``squares``: the sum of squared deviations of two rounds or more; ``over``: what the sum was divided by."""
-        off = _t(self.rounds - 1) * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
+        off = t_95(self.rounds - 1) * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
         return Spread(mean, max(0.0, mean - off), mean + off)
 
     def times(self) -> TimesVerdict | None:
@@ -129,19 +129,6 @@ class Seen:
         if self.token_s.low > slow:
             return "serial"
         return "pipelined" if self.token_s.high < fast else None
-
-
-def _t(freedom: int) -> float:
-    """95 % of Student's t are within this, by Cornish and Fisher's expansion (Abramowitz and Stegun, 1964, 26.7.5).
-
-    Within 1 % of the tables from 2 degrees of freedom on; of 1 degree it is 11.3 where they have 12.7.
-    """
-    z, n = NORMAL_95, 4.0 * freedom
-    first = (z**3 + z) / n
-    second = (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / (6.0 * n**2)
-    third = (3.0 * z**7 + 19.0 * z**5 + 17.0 * z**3 - 15.0 * z) / (6.0 * n**3)
-    fourth = (79.0 * z**9 + 776.0 * z**7 + 1482.0 * z**5 - 1920.0 * z**3 - 945.0 * z) / (360.0 * n**4)
-    return z + first + second + third + fourth
 
 
 def _wrong(ratios: Sequence[float]) -> bool:
