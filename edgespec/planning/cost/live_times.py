@@ -115,6 +115,7 @@ class LiveTimes:
         self._plain: float | None = None  # the factor of the latest plain forward
         self._compared = 0
         self.factor = self.latest = 1.0  # over several forwards, and of the last forward
+        self.pace = 1.0  # the factor before the forwards that read a part of a prompt too, which takes its time
         self.off: float | None = None  # what the last forward's width was off, if it was compared with a plain one
         self.since_plain = 0
 
@@ -185,4 +186,6 @@ class LiveTimes:
             self._own[width] = statistics.median((*_CALIBRATED, *self._off[width]))
         self._recent.append(shown)
         self.factor = sorted(self._recent)[len(self._recent) // 2]
+        if not company.reading:
+            self.pace = self.factor
         return shown

@@ -270,7 +270,8 @@ class AnswerDepth:
     def _affordable(self, cost: Price, read: int) -> int:
         """The deepest draft that the answer can afford if every token is wrong."""
         room_s = AT_ONCE * self.ledger.room_s
-        most = self._load.most_depth(self._cap, lambda rows: self._times.usual_s(rows, self._context))
+        times = self._times
+        most = self._load.most_depth(self._cap, lambda rows: times.pace * times.usual_s(rows, self._context))
         return next((depth for depth in range(most, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
 
     def _lost_s(self, cost: Price, depth: int, read: int = 0) -> float:
