@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -688,11 +689,12 @@ def test_threads_can_share_a_depth_control() -> None:
 def test_a_plan_that_gets_a_drafter_or_new_priors_does_not_disturb_a_running_answer() -> None:
     """The times of a drafter that was loaded, or measured by another process, come at any time."""
     sure = AcceptancePrior(by_position=(0.9,) * 8)
-    for before in (replace(believed(NATIVE), drafts={}), believed(NATIVE)):
+    for before, sampled in itertools.product((replace(believed(NATIVE), drafts={}), believed(NATIVE)), (False, True)):
         own = DepthControl(before, 5)
-        answer = own.answer(prompt_tokens=100, most=200)
-        own.replan(believed(NATIVE), 5, {"model": sure, "lookup": sure})
+        answer = own.answer(prompt_tokens=100, most=200, sampled=sampled)
+        own.replan(believed(NATIVE), 5, dict.fromkeys(("model", "model" + SAMPLED, "lookup"), sure))
         answer.began(0.01, before.curves.curves[0].plain_s if before.curves else 0.01)
         assert answer.allow("model", 100, 0).depth >= 0
         answer.learn_hindsight("model", (True, False))
         answer.learn("model", (0.5,), (True,))
+        assert own.known("model", sampled=sampled).overall > 0.85, "from its prior"

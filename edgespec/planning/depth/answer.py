@@ -34,7 +34,7 @@ from edgespec.planning.cost.curve import FREE, DraftCost
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, SLOW, LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
-from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
+from edgespec.planning.depth.experience import GOOD_RATE, PAYS
 from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
 from edgespec.planning.depth.outcome import LEAST_RATIOS, LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
@@ -95,12 +95,14 @@ class AnswerDepth:
         self,
         control: DepthState,
         times: LiveTimes,
-        experience: Experience,
         prompt_tokens: int,
         most: int | None,
+        *,
+        sampled: bool,
         hindsight: bool,
     ) -> None:
-        self._control, self._times, self._experience = control, times, experience
+        self._control, self._times, self._sampled = control, times, sampled
+        self._experience = control.modes[sampled]
         self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most
         self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
@@ -243,7 +245,7 @@ class AnswerDepth:
 
     def _known(self, source: str) -> Acceptance:
         """What is known of a source's acceptance; a plan may have got the source since this answer began."""
-        return self._experience.acceptance(source, {}, sampled=False)
+        return self._control.known(source, sampled=self._sampled)
 
     def _gate(self, source: str, cost: Price, depth: int) -> PricedGate:
         known = self._known(source)
