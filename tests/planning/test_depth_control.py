@@ -404,14 +404,14 @@ def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
 def test_without_calibration_plain_speed_is_measured_but_no_token_drafted() -> None:
     own = DepthControl(Costs(), 7)
     for _ in range(4):
-        assert own.plain_tokens_per_s is None
         answer = own.answer(prompt_tokens=9)
+        assert answer.plain_tokens_per_s is None
         answer.began(1.0, 0.05)
         answer.record(round_of(1, 1))
         assert answer.allow("model").depth == 0
         assert not answer.buys_load("model")
         assert answer.why_off("model") == NOT_CALIBRATED
-    assert own.plain_tokens_per_s == pytest.approx(1.0 / round_of().verify_s)
+    assert answer.plain_tokens_per_s == pytest.approx(1.0 / round_of().verify_s)
     closed = DepthControl(believed(NATIVE), 0).answer(prompt_tokens=9)
     assert (closed.allow("model").depth, closed.why_off("model")) == (0, None)
 

@@ -396,7 +396,7 @@ def test_a_step_that_reads_a_prompt_says_nothing_about_widths_or_plain_decoding(
     answer = begun(own)
     for _ in range(10):
         answer.record(replace(round_of(), width=1, proposed=0, source=None, company=reading))
-    assert own.plain_tokens_per_s is None
+    assert answer.plain_tokens_per_s is None
 
 
 def test_copies_without_a_drafting_model_are_priced_among_others() -> None:

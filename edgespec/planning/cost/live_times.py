@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 
 from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.model import ALONE, Company
@@ -46,18 +47,20 @@ _LEAST_PART = 0.1
 
 
 class PlainTimes:
-    """Recent times of plain forwards, independent of any calibration."""
+    """Recent times of plain forwards."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_RECENT_PLAIN)
+        self._forwards: deque[tuple[float, int]] = deque(maxlen=_RECENT_PLAIN)  # seconds and context
 
-    def record(self, seconds: float) -> None:
+    def record(self, seconds: float, context: int) -> None:
         if math.isfinite(seconds) and seconds > 0.0:
-            self._seconds.append(seconds)
+            self._forwards.append((seconds, context))
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        return 1.0 / statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else None
+    def tokens_per_s(self, relative_s: Callable[[int], float]) -> float | None:
+        """Plain decoding's speed where ``relative_s`` is 1: the seconds of a forward by context, as a multiple."""
+        if len(self._forwards) < _ENOUGH_PLAIN:
+            return None
+        return 1.0 / statistics.median(seconds / relative_s(context) for seconds, context in self._forwards)
 
 
 class _Shared:

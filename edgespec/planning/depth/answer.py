@@ -136,7 +136,7 @@ class AnswerDepth:
             self._load.see(company)
             self._times.record(1, self._context, first_s, company)
             if company == ALONE:
-                self._control.plain.record(first_s)
+                self._control.plain.record(first_s, self._context)
             self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
             self._count(1)
 
@@ -428,7 +428,7 @@ class AnswerDepth:
                 if times.off is not None:
                     self._seen.widths.append(times.off)
                 if record.width == 1 and record.company == ALONE:
-                    control.plain.record(record.verify_s)
+                    control.plain.record(record.verify_s, record.context_length)
                 cost = control.price(record.source or "", times, self._context) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
@@ -530,6 +530,12 @@ class AnswerDepth:
                 self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
             else:  # never drafted: only the hindsight guesses are known
                 self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        with self._control.lock:
+            own_s = self._times.usual_s(1, self._context - self._done // 2)
+            return self._control.plain.tokens_per_s(lambda context: self._times.usual_s(1, context) / own_s)
 
     def why_off(self, source: str) -> Reason | None:
         control = self._control

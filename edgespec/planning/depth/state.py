@@ -128,10 +128,6 @@ class DepthState:
         """What is known of a source's acceptance, in sampled or in greedy answers."""
         return self.modes[sampled].acceptance(source, self._priors, sampled=sampled)
 
-    @property
-    def plain_tokens_per_s(self) -> float | None:
-        return self.plain.tokens_per_s
-
     def priors(self) -> dict[str, AcceptancePrior]:
         """What was learned about each source's acceptance, for the next process."""
         with self.lock:
