@@ -55,6 +55,10 @@ class EdgespecError(Exception):
         self.message = message
         self.hint = None if hint is None else hint.translate(ESCAPES)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For pickle and copy: they would call ``__init__`` with the message alone, which not every kind takes."""
+        return Exception.__new__, (type(self), *self.args), self.__dict__
+
 
 class InvalidRequestError(EdgespecError):
     """An argument is out of range or conflicts with another argument; ``param`` names it where one is at fault."""

@@ -20,6 +20,7 @@ class Window:
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.busy = False  # an answer is read
         self.pieces: queue.Queue[str | None] = queue.Queue()
         self.root = tk.Tk()
         self.root.title("edgespec")
@@ -32,9 +33,11 @@ class Window:
         self.root.after(EVERY_MS, self.show)
 
     def ask(self) -> None:
-        """Begin an answer; the button stops it."""
-        self.button.config(text="Stop", command=self.session.cancel)
-        threading.Thread(target=self.read, args=(self.prompt.get(),), daemon=True).start()
+        """Begin an answer, unless one is read; the button stops it."""
+        if not self.busy:
+            self.busy = True
+            self.button.config(text="Stop", command=self.session.cancel)
+            threading.Thread(target=self.read, args=(self.prompt.get(),), daemon=True).start()
 
     def read(self, prompt: str) -> None:
         """On the thread: pass the text of an answer to the window, then None."""
@@ -45,13 +48,15 @@ class Window:
             self.pieces.put(f"\n[{answer.result().finish_reason}]\n\n")
         except EdgespecError as error:
             self.pieces.put(f"{error.message}\n")
-        self.pieces.put(None)
+        finally:
+            self.pieces.put(None)  # whatever happened: else the button would stay
 
     def show(self) -> None:
         """On Tk's thread: write what came."""
         while not self.pieces.empty():
             text = self.pieces.get()
             if text is None:
+                self.busy = False
                 self.button.config(text="Ask", command=self.ask)
             else:
                 self.output.insert("end", text)

@@ -14,7 +14,6 @@ from edgespec.architectures.shape import (
     EMBEDDING,
     EXPERTS,
     EXPERTS_DOWN,
-    EXPERTS_TOGETHER,
     INPUT_NORM,
     INPUT_PROJECTION,
     INPUT_ROWS,
@@ -159,13 +158,13 @@ _INPUTS = (
 
 
 def _mixture(optional: Callable[[TensorForm], tuple[TensorForm, ...]]) -> tuple[TensorForm, ...]:
-    """A dense feed-forward, then experts, whose gates and inputs may be one tensor. The router has a norm."""
+    """A dense feed-forward, then experts. The router has a norm."""
     return (
         TensorForm("ffn_gate", {"dense_gate": "dense"}, "width"),
         TensorForm("ffn_up", {"dense_up": "dense"}, "width"),
         TensorForm("ffn_down", {"dense_down": "width"}, "dense"),
         *(_norm("post_ffw_norm_1"), TensorForm(ROUTER, {"router_norm": "width"}, ends=".scale"), EXPERTS[0]),
-        *(_norm("pre_ffw_norm_2"), *(optional(EXPERTS_TOGETHER) or EXPERTS[1:]), EXPERTS_DOWN),
+        *(_norm("pre_ffw_norm_2"), *EXPERTS[1:], EXPERTS_DOWN),
         *optional(TensorForm("ffn_down_exps", {"expert_scales": "experts"}, ends=".scale")),
         _norm("post_ffw_norm_2"),
     )

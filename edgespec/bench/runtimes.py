@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.calibration.timing import WIDTHS, Clock
 from edgespec.calibration.width_probe import probe_tokens
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import ESCAPES, InvalidRequestError
 from edgespec.files.disk import megabytes
 from edgespec.interfaces.model import Model, ModelFacts, Sequence as TokenSequence
 from edgespec.planning.cost.widths import probe_starts
@@ -90,8 +90,7 @@ def arm_names(models: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     names: list[str] = []
     for runtime, model in models:
         # A folder's name may contain control characters, which a terminal would obey.
-        shown = "".join(letter if letter.isprintable() else "?" for letter in model)
-        whole = f"{runtime}:{shown}"
+        whole = f"{runtime}:{model.translate(ESCAPES)}"
         name = whole if len(whole) <= _NAME_CHARACTERS else f"{whole[: _NAME_CHARACTERS - 1]}…"
         count, unique = 1, name
         while unique in names:

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from edgespec.errors import InvalidRequestError, reason_of
+from edgespec.files.checked import is_line
+from edgespec.files.disk import in_utf_8
 
 # Eight categories of user requests; one prompt of each; prompts of about 600 tokens; answers of 1 to 64 tokens;
 # the prompts of `verify`.
@@ -39,8 +41,6 @@ MAX_LABEL_CHARACTERS = 400
 
 # Of prompts that name none.
 OWN_CATEGORY = "own"
-
-_MARK = b"\xef\xbb\xbf"
 
 HUMANEVAL_REQUEST = "Complete this Python function. Answer with the whole function in one code block.\n\n"
 
@@ -71,7 +71,7 @@ def load_suite(path: Path) -> tuple[Prompt, ...]:
 def read_suite(file: BinaryIO, name: str) -> tuple[Prompt, ...]:
     """The prompts in a file of this name, in its order. Raises InvalidRequestError, with the line."""
     content = _bounded(file, name)
-    is_json = name.endswith(".jsonl") or content.removeprefix(_MARK).lstrip().startswith(b"{")
+    is_json = name.endswith(".jsonl") or content.lstrip().startswith(b"{")
     return _parse(_records(content, name) if is_json else _lines(content, name), name)
 
 
@@ -191,13 +191,13 @@ def _bounded(file: BinaryIO, name: str) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise InvalidRequestError(f"{name} has more than {MAX_FILE_BYTES // 1_000_000} MB, too much for a suite")
-    return content
+    return in_utf_8(content)
 
 
 def _texts(content: bytes, name: str) -> Iterable[tuple[str, str]]:
     """(where, text) for every line that is not blank."""
     # Split at b"\n" only: JSON strings may contain other characters that str.splitlines treats as line ends.
-    for number, line in enumerate(content.removeprefix(_MARK).split(b"\n"), start=1):
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if line.strip():
             where = f"{name}, line {number}"
             try:
@@ -262,7 +262,7 @@ def _id(record: dict[str, object], key: str, where: str) -> str:
 def _label(record: dict[str, object], key: str, where: str) -> str:
     """A text that is printed next to figures, without control characters, which a terminal would obey."""
     value = _text(record, key, where)
-    if not value.isprintable() or len(value) > MAX_LABEL_CHARACTERS:
+    if not is_line(value) or len(value) > MAX_LABEL_CHARACTERS:
         raise InvalidRequestError(f'{where}: "{key}" must be a line of up to {MAX_LABEL_CHARACTERS} characters')
     return value
 

@@ -13,9 +13,9 @@ from edgespec.calibration.timing import ModelTimes
 from edgespec.files.checked import Check, From, Range, read, to_json
 from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.settled import Answered, Settled
-from edgespec.planning.cost.acceptance import AcceptancePrior
+from edgespec.planning.cost.acceptance import BINS, POSITIONS, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.widths import POSITIONS, WidthProbe, probe_starts
+from edgespec.planning.cost.widths import POSITIONS as PROBED, WidthProbe, probe_starts
 from edgespec.planning.depth.experience import History
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> b
 
 def _quieter_and_as_far(before: ModelTimes, now: ModelTimes) -> bool:
     """The same, unless only ``now`` was measured at contexts that a session of its length needs."""
-    return _quieter(before, now) and before.contexts[-1] >= probe_starts(now.contexts[-1] + POSITIONS)[-1]
+    return _quieter(before, now) and before.contexts[-1] >= probe_starts(now.contexts[-1] + PROBED)[-1]
 
 
 def _farther(before: WidthProbe, now: WidthProbe) -> bool:
@@ -129,12 +129,13 @@ def _farther(before: WidthProbe, now: WidthProbe) -> bool:
     return more and not less and set(before.widths) <= set(now.widths)
 
 
-# The tokens behind an acceptance that was stored without their number: it holds the rates of the last thirty.
+# The tokens behind each rate that was stored without their number. The oldest files hold rates of the last thirty.
 _TOKENS_OF_OLD = 30.0
 
 
 def _prior(stored: dict[str, Any]) -> AcceptancePrior:
-    return read(AcceptancePrior, {"tokens": _TOKENS_OF_OLD, **stored}, ignore_unknown=True)
+    of_old = {"position_tokens": [_TOKENS_OF_OLD] * POSITIONS, "confidence_tokens": [_TOKENS_OF_OLD] * BINS}
+    return read(AcceptancePrior, of_old | stored, ignore_unknown=True)
 
 
 @dataclass(frozen=True, slots=True)

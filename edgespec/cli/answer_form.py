@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edgespec.errors import InvalidRequestError, reason_of
+from edgespec.files.disk import in_utf_8
 from edgespec.text.grammar.form import MOST_BYTES, Kind
 
 # Options by the kind of form that they name.
@@ -35,7 +36,7 @@ def file_text(path: str, kind: Kind) -> str:
     if len(data) > MOST_BYTES:
         raise InvalidRequestError(f"{shown} is too large", hint=f"at most {MOST_BYTES // 1024} kB", param=kind)
     try:
-        return data.decode("utf-8-sig")
+        return in_utf_8(data).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{shown} is not UTF-8 text (byte {error.start})", param=kind) from error
 

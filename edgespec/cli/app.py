@@ -206,9 +206,11 @@ _CALLED_HERE = {
     "download": "use `edgespec pull {}`",
     "ps": "no model stays loaded when a command ends; `edgespec models` lists those on the disk",
     "stop": "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`",
-    "create": "use a profile, which names a model and its settings (`edgespec profiles`), or `edgespec export MODEL`",
-    "cp": "use a profile, which names a model and its settings (`edgespec profiles`)",
-    "push": "use `edgespec export MODEL -o DIR`, and upload the files; edgespec uploads nothing",
+    "create": "use a profile, which names a model and its settings (`edgespec profiles`), or "
+    "`edgespec export {} --to gguf -o DIR`",
+    "cp": "use a profile, which names a model and its settings (`edgespec profiles`), or "
+    "`edgespec serve {} --alias NAME`",
+    "push": "use `edgespec export {} --to gguf -o DIR`, and upload the files; edgespec uploads nothing",
 }
 
 

@@ -29,7 +29,9 @@ from edgespec.cli.parser import rare
 from edgespec.cli.terminal.output import (
     State,
     about,
+    cells,
     note,
+    padded,
     print_error,
     print_json,
     show,
@@ -413,11 +415,11 @@ def _print(report: dict[str, Any], *, verbose: bool) -> None:
         show(
             f"no 95 % interval: that takes {LEAST_OF_ONE} passes of one prompt, or {LEAST_OF_ALL} of several together"
         )
-    width = max(len(name) for name in arms)
+    width = max(map(cells, arms))
     print(f"\n{'':{width}}  tok/s  x plain  95 %         identical  tok/round  expected/measured")
     for name, arm in arms.items():
         speed, gain = arm["decode_tokens_per_s_geomean"], arm["speedup"]
-        row = f"{name:{width}}  {_number(speed, '5.1f')}  "
+        row = f"{padded(name, width)}  {_number(speed, '5.1f')}  "
         row += f"{1.0 if gain is None else gain['geomean']:7.3f}  {_interval(gain) or '':11}  "
         row += f"{_percent(arm['identical_fraction']):>9}  {_number(arm['tokens_per_round'], '9.2f')}  "
         row += _number(arm["calibrated_vs_measured"], "17.2f")

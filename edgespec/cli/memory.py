@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,29 +42,27 @@ _ANY_ID = 2**31  # for counting, the size of the vocabulary does not matter
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One file of the history; no counts if it is damaged."""
+    """One file of answers or of learned texts; no counts if it is damaged."""
 
     path: Path
     bytes: int
-    answers: int | None
+    texts: int | None
     tokens: int | None
 
 
 @app.callback()
 def memory(context: typer.Context, json: JsonOption = False) -> None:
-    """Say where answers are kept, and how many."""
+    """Say where answers and learned texts are kept, and how many."""
     if context.invoked_subcommand is not None:
         return
     user_home, on = home(), resolve_profile(None).history is not False
-    kept = _kept(user_home)
-    answers, tokens = sum(each.answers or 0 for each in kept), sum(each.tokens or 0 for each in kept)
-    size = sum(each.bytes for each in kept)
+    kept, learned = _kept(user_home.answers), _kept(user_home.learned)
+    answers, tokens, size = _totals(kept)
     if json:
         files = [
-            {"path": str(each.path), "bytes": each.bytes, "answers": each.answers, "tokens": each.tokens}
+            {"path": str(each.path), "bytes": each.bytes, "answers": each.texts, "tokens": each.tokens}
             for each in kept
         ]
-        last = {"path": str(user_home.conversation), "bytes": _bytes_of(user_home.conversation)}
         total = {"path": str(user_home.answers), "bytes": size, "answers": answers, "tokens": tokens}
         print_json(
             {
@@ -72,7 +71,9 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
                     **total,
                     "files": files,
                     "prefixes": _prefixes_json(user_home),
-                    "conversation": last,
+                    "conversation": _file_json(user_home.conversation),
+                    "typed": _file_json(user_home.history),
+                    "learned": _learned_json(user_home, learned),
                 }
             }
         )
@@ -85,10 +86,31 @@ def memory(context: typer.Context, json: JsonOption = False) -> None:
         print(f"the lines that you typed, {readable_bytes(typed_bytes)}, {user_home.history}")
     turn = "off: history = false" if on else "on: history = true"
     print(f"to switch it {turn} under [profile] in {user_home.root / USER_FILE}")
-    for each in kept:
-        if each.answers is None:
+    for each in (*kept, *learned):
+        if each.texts is None:
             note(f"{each.path} is damaged; the next chat sets it aside")
     _print_prefixes(user_home)
+    if learned:
+        texts, tokens, size = _totals(learned)
+        print(f"learned: {counted(texts, 'file')}, {tokens} tokens, {readable_bytes(size)}, {user_home.learned}")
+
+
+def _totals(kept: Sequence[_Kept]) -> tuple[int, int, int]:
+    """Texts, tokens and bytes of all the files."""
+    return (
+        sum(each.texts or 0 for each in kept),
+        sum(each.tokens or 0 for each in kept),
+        sum(each.bytes for each in kept),
+    )
+
+
+def _file_json(path: Path) -> dict[str, Any]:
+    return {"path": str(path), "bytes": _bytes_of(path)}
+
+
+def _learned_json(user_home: Home, learned: Sequence[_Kept]) -> dict[str, Any]:
+    texts, tokens, size = _totals(learned)
+    return {"path": str(user_home.learned), "bytes": size, "files": texts, "tokens": tokens}
 
 
 def _prefixes_json(user_home: Home) -> dict[str, Any]:
@@ -189,19 +211,22 @@ def learn(
     print(f"learned for {located.name}: {len(learned.names)} files, {learned.tokens} tokens, {size}, {learned.path}")
 
 
-@app.command("clear", cls=Command, short_help="Remove all that is kept.")
+@app.command("clear", cls=Command, short_help="Remove what is kept of conversations.")
 def clear(context: typer.Context, json: JsonOption = False) -> None:
-    """Remove every kept answer and beginning, the last conversation, and the lines that you typed."""
+    """Remove every kept answer and beginning, the last conversation, and the lines that you typed.
+
+    Learned text stays: `edgespec memory learn --forget PATH` removes it.
+    """
     from edgespec.engine.learned.answers import answers_lock
     from edgespec.engine.prefixes.stored import clear_prefixes
 
     user_home = home()
-    kept = _kept(user_home)
+    kept = _kept(user_home.answers)
+    conversation, typed = _file_json(user_home.conversation), _file_json(user_home.history)
     try:
         with answers_lock(user_home) if user_home.answers.is_dir() else contextlib.nullcontext():
             for path in [*(each.path for each in kept), *user_home.answers.glob("*.damaged")]:
                 path.unlink(missing_ok=True)
-        last_bytes, typed_bytes = _bytes_of(user_home.conversation), _bytes_of(user_home.history)
         user_home.conversation.unlink(missing_ok=True)
         user_home.history.unlink(missing_ok=True)
         prefixes = clear_prefixes(user_home)
@@ -210,18 +235,21 @@ def clear(context: typer.Context, json: JsonOption = False) -> None:
             f"the history cannot be removed: {reason_of(error)}: {error.filename}",
             hint="close the programs that use it and try again",
         ) from error
-    answers, size = sum(each.answers or 0 for each in kept), sum(each.bytes for each in kept)
+    answers, _, size = _totals(kept)
+    learned = _kept(user_home.learned)
     if json or state_of(context).json:
         removed = {"path": str(user_home.answers), "bytes": size, "answers": answers, "prefixes": len(prefixes)}
-        print_json({"removed": removed})
+        removed |= {"conversation": conversation, "typed": typed}
+        print_json({"removed": removed, "stays": {"learned": _learned_json(user_home, learned)}})
         return
     note(f"{counted(answers, 'answer')} removed, {readable_bytes(size)}" if kept else "no answers are kept")
-    if last_bytes is not None:
-        note(f"the last conversation removed, {readable_bytes(last_bytes)}")
-    if typed_bytes is not None:
-        note(f"the lines that you typed removed, {readable_bytes(typed_bytes)}")
+    for what, file in (("the last conversation", conversation), ("the lines that you typed", typed)):
+        if file["bytes"] is not None:
+            note(f"{what} removed, {readable_bytes(file['bytes'])}")
     if prefixes:
         note(f"{counted(len(prefixes), 'beginning')} removed, {readable_bytes(sum(each.bytes for each in prefixes))}")
+    if learned:
+        note(f"learned text stays in {user_home.learned}: `edgespec memory learn --forget PATH` removes it")
 
 
 def _bytes_of(path: Path) -> int | None:
@@ -232,11 +260,11 @@ def _bytes_of(path: Path) -> int | None:
         return None
 
 
-def _kept(user_home: Home) -> list[_Kept]:
+def _kept(folder: Path) -> list[_Kept]:
     from edgespec.files.stored_text import DamagedTextError, StoredText
 
     found = []
-    for path in sorted(user_home.answers.glob("*.text")):
+    for path in sorted(folder.glob("*.text")):
         try:
             stored = StoredText.open(path, bytes.fromhex(path.stem), _ANY_ID)
             found.append(_Kept(path, path.stat().st_size, stored.texts, stored.tokens))

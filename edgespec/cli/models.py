@@ -13,8 +13,8 @@ import typer
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
-from edgespec.cli.terminal.output import ProgressPrinter, State, note, print_json
-from edgespec.errors import DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
+from edgespec.cli.terminal.output import ProgressPrinter, State, cells, note, padded, print_json
+from edgespec.errors import ESCAPES, DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.atomic import sha256_of_parts
 from edgespec.files.disk import counted, megabytes
 from edgespec.files.home import home
@@ -149,13 +149,15 @@ def _show_quantisations(choice: QuantisationChoice) -> None:
     listing, found = choice.listing, choice.found
     where = " in the hub's cache" if listing.cached else ""
     note(f"{listing.reference()} holds {counted(len(found), 'quantisation')}{where}")
-    width = max(len(each.name or "?") for each in found)
+    width = max(cells(each.name or "?") for each in found)
     for each in found:
         amount = "" if each.bytes is None else megabytes(each.bytes)
         runs = {True: "runs on our kernels", False: "needs llama.cpp", None: "its header will tell"}[each.native]
         fits = ", too large for this machine" if each.fits is False else ""
         mark = "*" if each is choice.chosen else " "
-        note(f"{mark} {each.name or '?':{width}}  {amount:>9}  {runs}{fits}  {_printable(each.files[0])}")
+        note(
+            f"{mark} {padded(each.name or '?', width)}  {amount:>9}  {runs}{fits}  {each.files[0].translate(ESCAPES)}"
+        )
     note(f"* {choice.words}")
     if len(found) > 1:
         another = HubReference(listing.repo, listing.revision, quant="QUANT")
@@ -194,21 +196,17 @@ def models(context: typer.Context, json: JsonOption = False) -> None:
         print_json({"models": [*rows, *(other.as_json() for other in others)]})
         return
     names = [name for name in _names(known, here) if name in here or known[name].kind == "model"]
-    width = max(map(len, names))
+    width = max(map(cells, names))
     for name in names:
         stored, spec = here.get(name), known.get(name)
         size = stored.bytes if stored else spec.bytes if spec else None
         amount = "" if size is None else megabytes(size) if size >= 10**6 else "< 1 MB"
         about = _about(spec, stored, drafters)
-        print(f"{name:{width}}  {'on disk' if stored else 'not here':8}  {amount:>8}  {about}".rstrip())
+        print(f"{padded(name, width)}  {'on disk' if stored else 'not here':8}  {amount:>8}  {about}".rstrip())
     for other in others:
         print(f"{other.model.name}\n{'':{width}}  {'on disk':8}  {megabytes(other.model.bytes):>8}  {other.about}")
     for path, reason in {**store.ignored(), **found.ignored}.items():
-        note(f"ignored {_printable(str(path))}: {reason}")
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)
+        note(f"ignored {str(path).translate(ESCAPES)}: {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,9 +300,11 @@ def _names(known: Mapping[str, ModelSpec], here: Mapping[str, StoredModel]) -> l
 
 def _about(spec: ModelSpec | None, stored: StoredModel | None, drafters: Mapping[Path, str]) -> str:
     drafter = _drafter_words(None if stored is None else drafters.get(stored.path.resolve()))
+    content = _Content.of(stored.path).words if stored is not None and stored.kind == "model" else ""
     licence = (stored.licence if stored else None) or (spec.licence if spec else None)
     description = spec.description if spec else stored.source if stored else ""
-    return (f"{description} [{licence}]" if licence else description) + drafter
+    about = f"{description} [{licence}]" if licence else description
+    return (f"{about}, {content}" if content else about) + drafter
 
 
 def _drafter_words(drafter: str | None) -> str:
@@ -318,7 +318,7 @@ def _row_json(
     if spec is not None:
         row |= {"kind": spec.kind, "bytes": spec.bytes, "licence": spec.licence, "drafter": spec.drafter}
     if stored is not None:
-        row |= _stored_json(stored)
+        row |= _stored_json(stored) | (_Content.of(stored.path).as_json() if stored.kind == "model" else {})
         row["drafter"] = row.get("drafter") or drafters.get(stored.path.resolve())
     return row
 

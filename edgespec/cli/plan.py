@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ import typer
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, ModelFlags, expanded, open_engine, state_of
 from edgespec.cli.parser import rare
-from edgespec.cli.terminal.output import EXACTNESS_WORDS, print_json
+from edgespec.cli.terminal.output import EXACTNESS_WORDS, print_json, wrapped
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.errors import InvalidRequestError, RuntimeUnavailableError
 from edgespec.files.disk import gib
@@ -161,5 +160,5 @@ def _print_labelled(label: str, text: str, *, hang: int = 0) -> None:
         return
     columns = max(40, min(shutil.get_terminal_size().columns, _WIDEST_TEXT))
     indent = " " * (_LABEL_COLUMNS + hang)
-    for part in textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False):
+    for part in wrapped(line, columns, indent):
         print(part)

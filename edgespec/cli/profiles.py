@@ -10,7 +10,7 @@ import typer
 from edgespec.cli import suggestions
 from edgespec.cli.options import JsonOption, resolve_profile, state_of
 from edgespec.cli.parser import SETTINGS, Command, Group
-from edgespec.cli.terminal.output import print_json
+from edgespec.cli.terminal.output import cells, padded, print_json
 from edgespec.files.home import home
 from edgespec.profiles.layers import ADVANCED, ADVANCED_KEYS
 from edgespec.profiles.profile import list_profiles
@@ -39,9 +39,9 @@ def profiles(context: typer.Context, json: JsonOption = False) -> None:
             }
         )
         return
-    width = max(len(summary.name) for summary in summaries)
+    width = max(cells(summary.name) for summary in summaries)
     for summary in summaries:
-        print(f"{summary.name:{width}}  {summary.problem or summary.description}  ({summary.origin})")
+        print(f"{padded(summary.name, width)}  {summary.problem or summary.description}  ({summary.origin})")
 
 
 @app.command("show", cls=Command, short_help="Show a profile's values, and where each was set.")

@@ -20,9 +20,10 @@ from edgespec.cli.options import AnswerFlags, expanded, note_context, state_of
 from edgespec.cli.parser import rare
 from edgespec.cli.terminal.interrupts import SIGNALS, Interrupts
 from edgespec.cli.terminal.log_writer import LogWriter
-from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State, note
+from edgespec.cli.terminal.output import HARMLESS, ProgressPrinter, State
 from edgespec.cli.terminal.reading import ReadingLog
-from edgespec.errors import InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
+from edgespec.errors import ESCAPES, InvalidRequestError, ModelNotFoundError, RuntimeUnavailableError
+from edgespec.files.checked import is_line
 from edgespec.files.home import home
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def serve(
     if not state.debug:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # errors are in the request's own line
         logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a client that has left
-    stopped = threading.Event()
+    stopped, loaded = threading.Event(), threading.Event()
     log = LogWriter()
     allowed = int(describe_machine().available_memory_bytes * profiles[0].max_memory_fraction)
     shared = Shared(Room(None if models is None else allowed))
@@ -122,7 +123,7 @@ def serve(
     first, *others = [
         Served(
             keeper=ModelKeeper(
-                partial(_load, each, state, stopped, limits, log),
+                partial(_load, each, state, stopped, loaded, limits, log),
                 context_length=MOST_TOKENS if each.context == "auto" else each.context,
                 tell=lambda sentence: log.write(f"{_now()} {sentence}"),
                 shared=shared,
@@ -147,8 +148,7 @@ def serve(
 
     def listening() -> None:
         page = page_address(urls(sockets)[0])
-        note(f"serving {_listed(service)} on {addresses}")
-        note(f"in a browser: {page}")
+        log.write(f"serving {_listed(service)} on {addresses}".translate(HARMLESS) + f"\nin a browser: {page}")
         if open_page:  # on a thread: a browser takes seconds to start
             threading.Thread(target=_open, args=(page, log), name="edgespec-open", daemon=True).start()
 
@@ -192,14 +192,21 @@ def _for_owners(profile: Profile, keys: int) -> Profile:
     return replace(profile, prefixes=keys <= 1) if profile.prefixes == "auto" else profile
 
 
-def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limits, log: LogWriter) -> Engine:
-    """Load the models. Lines go to the log: stderr may be closed, or full and unread."""
+def _load(
+    profile: Profile, state: State, stopped: threading.Event, loaded: threading.Event, limits: Limits, log: LogWriter
+) -> Engine:
+    """Load the models. Lines go to the log: stderr may be closed, or full and unread.
+
+    ``loaded`` is set by the first load that succeeds. Those that follow it use no network: a model that was freed
+    comes back from this machine, and what was removed since is not fetched again.
+    """
     from edgespec.engine.engine import Engine
 
     def say(text: str) -> None:
         log.write(text.translate(HARMLESS))
 
-    download = not state.offline and limits.ledger is None  # several models are those of the store
+    # Several models are those of the store.
+    download = not state.offline and limits.ledger is None and not loaded.is_set()
     with ExitStack() as failed:  # the end of a bar may fail
         with ProgressPrinter(quiet=state.quiet, say=say) as progress:
             engine = Engine.load(
@@ -207,13 +214,15 @@ def _load(profile: Profile, state: State, stopped: threading.Event, limits: Limi
             )
             failed.enter_context(engine)
         failed.pop_all()
+    loaded.set()
     say(f"{engine.plan.target.model} is loaded")
     note_context(engine, say)
     return engine
 
 
 def _now() -> str:
-    return time.strftime("%H:%M:%S")
+    """The time of a line; with the date where lines are kept."""
+    return time.strftime("%H:%M:%S" if os.isatty(2) else "%Y-%m-%dT%H:%M:%S%z")
 
 
 def _listed(service: Service) -> str:
@@ -224,10 +233,15 @@ def _listed(service: Service) -> str:
 def _names(profile: Profile, aliases: Sequence[str]) -> tuple[str, ...]:
     """The name that clients see, and the others that they may use for the model."""
     for alias in aliases:
-        if not alias.strip() or not alias.isprintable():
+        if not alias.strip() or not is_line(alias):
             raise InvalidRequestError(f"{alias!r:.40} is not a name for a model", hint="for example --alias coder")
+    from edgespec.store.ollama import OLLAMA_PREFIX
+
     given = profile.target
-    name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
+    if given.startswith(OLLAMA_PREFIX):
+        name = given.removeprefix(OLLAMA_PREFIX)  # as `ollama list` shows it
+    else:
+        name = given if given.startswith("hf:") else Path(given).name.removesuffix(".gguf")
     return tuple(dict.fromkeys((*aliases, name or given, given, "default")))
 
 
@@ -260,7 +274,7 @@ def _open(page: str, log: LogWriter) -> None:
 
 
 def log_line(line: RequestLine, now: str) -> str:
-    """A request in one line, without control characters."""
+    """A request in one line, control characters as escapes."""
     parts = [
         f"{now} {line.client} {line.method} {line.path[:_LONGEST_PATH]} {line.status or '-'} {line.seconds:.2f} s"
     ]
@@ -282,11 +296,11 @@ def log_line(line: RequestLine, now: str) -> str:
         parts.append("the schema is kept in part")
     if line.error is not None:
         parts.append(line.error)
-    return "".join(each if each.isprintable() else "?" for each in " · ".join(parts))
+    return " · ".join(parts).translate(ESCAPES)
 
 
 def texts_of(request: Request, answers: list[Done]) -> list[str]:
-    """What was asked and the answers, without control characters. A mark begins each line: none is a request's."""
+    """What was asked and the answers, control characters as escapes. A mark begins each line: none is a request's."""
     asked = request.messages[-1]["content"] if request.is_chat else str(request.prompt)
     texts = (f"> {asked}".replace("\n", "\n> "), *(f"< {done.text}".replace("\n", "\n< ") for done in answers))
-    return ["".join(each if each.isprintable() or each == "\n" else "?" for each in text) for text in texts]
+    return [text.translate(HARMLESS) for text in texts]

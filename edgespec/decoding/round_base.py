@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -389,8 +388,8 @@ class DecodeStats:
     decode_s: float | None = None
     guessing_s: float = 0.0
     guessing_rounds: int = 0
-    accepted_lengths: Counter[int] = field(default_factory=Counter)
-    rounds_by_source: Counter[str] = field(default_factory=Counter)
+    accepted_lengths: dict[int, int] = field(default_factory=dict)
+    rounds_by_source: dict[str, int] = field(default_factory=dict)
 
     def add_round(self, record: RoundRecord) -> None:
         """Count one round, except its emitted tokens, which are counted when emitted."""
@@ -407,9 +406,9 @@ class DecodeStats:
         else:
             self.guessing_s += record.draft_s
         if record.proposed:
-            self.accepted_lengths[record.accepted] += 1
+            self.accepted_lengths[record.accepted] = self.accepted_lengths.get(record.accepted, 0) + 1
         if record.source is not None:
-            self.rounds_by_source[record.source] += 1
+            self.rounds_by_source[record.source] = self.rounds_by_source.get(record.source, 0) + 1
 
     @property
     def tokens_per_round(self) -> float | None:
@@ -463,7 +462,7 @@ class DecodeStats:
             "invalid_proposals": self.invalid_proposals,
             "tokens_per_round": self.tokens_per_round,
             "accepted_per_proposed": self.accepted_per_proposed,
-            "accepted_lengths": [self.accepted_lengths[length] for length in range(longest + 1)],
+            "accepted_lengths": [self.accepted_lengths.get(length, 0) for length in range(longest + 1)],
             "rounds_by_source": dict(self.rounds_by_source),
             "ttft_s": self.ttft_s,
             "decode_s": self.decode_s,

@@ -135,6 +135,12 @@ class AnswerTask:
         for _ in range(_EVENTS_AHEAD):
             self._ahead.put(None)
         self._arrived: Callable[[], None] | None = None  # wakes the event loop that waits for an event
+        # ``close`` and ``cut_off`` come between two steps of the reader. Re-entrant: a signal handler may close an
+        # answer that its thread reads, though not in the moment in which that thread begins or ends it.
+        self.step = threading.RLock()
+        self.cancelled = False  # the session may be used again, which cuts the answer
+        self.cut = False  # the reader gets the end alone
+        self.whole = False  # the reader got the end, of all that was decoded
         self.abandoned = False
         self.began = False  # whether the conversation is the turn's
         # The session's jobs for it. ``decoded``: None until it begins; ``ending``: nothing can cancel it any more.
@@ -185,7 +191,7 @@ class AnswerTask:
             self.finish_reason = "cancelled"
         finally:
             steps.close()
-        rest = self._parts.flush()
+        rest = self._parts.flush(cut=self.finish_reason != "stop")
         if rest or self._unshown:
             self._show(rest)
 
@@ -293,8 +299,9 @@ class AnswerTask:
 
     def done(self, off: Reason | None, plain_tokens_per_s: float | None) -> Done:
         """The answer's last event; ``off`` is why a drafter was not used."""
+        reason = self.finish_reason if self.whole else "cancelled"  # the loop may have ended before its reader left
         return Done(
-            finish_reason=self.finish_reason,
+            finish_reason=reason,
             text=self.said.raw,
             token_ids=tuple(self.said_ids),
             stats=self.stats,
@@ -306,7 +313,7 @@ class AnswerTask:
             content=self.said.content,
             reasoning=self.said.reasoning,
             tool_calls=tuple(self.said.calls),
-            stop_text=self._parts.stop_text if self.finish_reason == "stop" else None,
+            stop_text=self._parts.stop_text if reason == "stop" else None,
         )
 
     def abandon(self) -> None:
@@ -314,6 +321,14 @@ class AnswerTask:
         if not self.abandoned:
             self.abandoned = True
             self._ahead.put(None)
+
+    def cut_off(self) -> bool:
+        """End a cancelled answer where it is read: its reader gets the end next. False if it was not cancelled."""
+        if self.cancelled:
+            with self.step:
+                self.cut = not self.whole
+                self.abandon()
+        return self.cancelled
 
 
 def done_with(done: Done) -> Future[Done]:
@@ -345,9 +360,6 @@ class Generation:
         self._cancel = cancel
         self._settle = settle
         self._reading = threading.Lock()
-        # ``close`` comes between two steps of the reader. Re-entrant: a signal handler may call ``close`` while its
-        # thread reads, though not in the moment in which that thread begins or ends the answer.
-        self._step = threading.RLock()
         self._process = OwnProcess()
         self._started = False
         self._ended = False  # no further event is given to the reader
@@ -395,7 +407,7 @@ class Generation:
             self._process.check()  # another process's answer would be waited for without an end
         elif self._process.left:
             return None
-        with self._step:
+        with self._task.step:
             if self._waiting:
                 with contextlib.suppress(IndexError):  # closed by a signal handler on this thread
                     return self._waiting.popleft()
@@ -409,14 +421,17 @@ class Generation:
 
         None if another thread closed the answer: the events are dropped.
         """
-        with self._step:
+        with self._task.step:
             if self._ended:
                 return None
+            if self._task.cut:
+                given = None
             if isinstance(given, _Given):
                 self._task.deliver(given)
                 self._waiting.extend(given.events[1:])
                 return given.events[0]
             self._ended, self._error = True, given
+            self._task.whole = not self._task.cut
         return self._settle()
 
     def result(self) -> Done:
@@ -482,7 +497,7 @@ class Generation:
         self._settle().result()
 
     def _abandon(self) -> None:
-        with self._step:
+        with self._task.step:
             self._waiting.clear()
             if self._ended:
                 return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
@@ -21,7 +23,7 @@ from edgespec.engine.pair.load import (
     resolve_profile,
 )
 from edgespec.engine.pair.loaded_pair import LoadedPair, Speculation
-from edgespec.engine.request_checks import check_path
+from edgespec.engine.request_checks import check_path, check_text
 from edgespec.engine.saved_session import SavedSession
 from edgespec.engine.session import Session
 from edgespec.errors import CancelledError, ClosedError, InvalidRequestError
@@ -39,7 +41,6 @@ from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from edgespec.text.conversation.conversation import Conversation
 from edgespec.text.conversation.messages import check_messages, check_system
-from edgespec.text.plain import mended
 from edgespec.text.request_budget import RequestBudget
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
@@ -75,9 +76,9 @@ class Engine:
     @classmethod
     def load(
         cls,
-        target: str | None = None,
+        target: str | os.PathLike[str] | None = None,
         *,
-        profile: Profile | str | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
         limits: Limits | None = None,
         download: bool = False,
         progress: LoadProgress | None = None,
@@ -90,15 +91,16 @@ class Engine:
         """Load a target and plan for it.
 
         ``options`` are values of the profile by name (``draft``, ``context``, ``depth``, ``threads``, ...). Without
-        ``download`` the network is not used. If no drafter is named, the models on this machine are searched for one
-        with the target's vocabulary; ``drafter_offer`` says which drafter could be fetched. ``calibrate`` makes the
-        missing measurements, once for a pair and machine, in under a minute for a 1.5B model. Without measurements
-        the plan uses the times of similar machines (plain decoding in runtimes other than our kernels), and
-        ``calibrate_for`` can measure between answers. A depth given as a number, or near exactness, needs a check
-        which widths are bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says
-        how to start drafter processes: frozen applications need it. ``store_home`` is the folder for models and
-        measurements instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread.
-        ``cancelled`` is asked every few hundred milliseconds; True ends the load with CancelledError.
+        ``download`` the network is not used; with it the drafter that the catalogue names is fetched too, unless
+        ``draft`` is "none". Otherwise, if no drafter is named, the models on this machine are searched for one with
+        the target's vocabulary; ``drafter_offer`` says which could be fetched. ``calibrate`` makes the missing
+        measurements, once for a pair and machine, in under a minute for a 1.5B model. Without measurements the plan
+        uses the times of similar machines (plain decoding in runtimes other than our kernels), and ``calibrate_for``
+        can measure between answers. A depth given as a number, or near exactness, needs a check which widths are
+        bit-equal (about 20 seconds in other runtimes), and ``load`` makes the check. ``worker`` says how to start
+        drafter processes: frozen applications need it. ``store_home`` is the folder for models and measurements
+        instead of EDGESPEC_HOME. ``progress`` is called with each step, on the calling thread. ``cancelled`` is asked
+        every few hundred milliseconds; True ends the load with CancelledError.
 
         Model files stay mapped and are read during decoding. Truncating or overwriting such a file in place ends the
         process with SIGBUS; renaming another file over it is safe.
@@ -116,7 +118,7 @@ class Engine:
             if progress is not None:
                 progress(event)
 
-        chosen = resolve_profile(profile, {"target": target, **options}, own_home)
+        chosen = resolve_profile(profile, {"target": target, **options}, own_home, cls.load.__kwdefaults__ or ())
         locator = Locator(store=Store(own_home), download=download, job=job)
         pair = load_pair(chosen, own_home, locator, limits or Limits(), tell, calibrate=calibrate, worker=worker)
         engine = cls(pair)
@@ -157,7 +159,7 @@ class Engine:
         """The sampling that the target's file states, else the one that its family's makers state.
 
         Settings of the program that keeps the file come before both. Greedy if nothing states any, or if the values
-        are invalid.
+        are invalid. The rule is the engine's.
         """
         stated = self.pair.target.header.sampling
         if not stated and self.pair.family is not None:
@@ -165,10 +167,11 @@ class Engine:
         stated = {**stated, **self.pair.kept.sampling}
         if stated.get("repeat_penalty", 1) != 1:
             stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
+        own = Sampling(rule=self.profile.rule)
         try:
-            return Sampling(**cast(dict[str, Any], stated))
+            return replace(own, **cast(dict[str, Any], stated))
         except InvalidRequestError:
-            return Sampling()
+            return own
 
     @property
     def drafter_offer(self) -> DrafterOffer | None:
@@ -193,7 +196,7 @@ class Engine:
         self,
         *,
         system: str | None = None,
-        messages: Sequence[Mapping[str, str]] = (),
+        messages: Sequence[Mapping[str, Any]] = (),
         think: bool = True,
         owner: str = "",
         _speculation: Speculation | None = None,
@@ -212,8 +215,8 @@ class Engine:
         return pair.admit(lambda room: Session(pair, conversation, room, speculation=_speculation, owner=owner))
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a text alone, without a template. Raises ClosedError."""
-        return len(self.pair.tokenizer.encode(mended(text)))
+        """Tokens of a text alone, without a template. Raises ClosedError, InvalidRequestError."""
+        return len(self.pair.tokenizer.encode(check_text("text", text)))
 
     def prompt_tokens(
         self,

@@ -48,6 +48,8 @@ class Token:
 class Text:
     """More of the answer: complete characters only, never taken back. ``tokens`` are those that arrived with it.
 
+    Where an answer is cut within a character, the text ends before it.
+
     Bytes of the last token may be held back, so text can lag behind its tokens; the rest at the end of the answer
     comes without tokens. Where thinking ends between the tokens of one round, the tokens are all in the first text.
     The text of calls is left out. ``reasoning`` is what the text says of the model's thinking, without the marks and

@@ -33,20 +33,19 @@ def check_request(
 
     Raises InvalidRequestError for arguments of ``Session.generate`` that no model accepts.
     """
-    tokens = (
-        raw and isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) and all(map(_is_token, prompt))
-    )
-    if not tokens and not isinstance(prompt, str):
-        raise InvalidRequestError(
-            f"the prompt must be text, not {described(prompt)}",
-            hint="a whole conversation is given as messages=",
-            param="prompt",
-        )
+    tokens = _are_tokens(prompt)
+    if not isinstance(prompt, str) and not (raw and tokens):
+        if raw:
+            wanted, hint = "text or a list of token ids", "ids are whole numbers from 0 on; an array has tolist()"
+        else:
+            wanted = "text"
+            hint = "tokens are given with raw=True" if tokens else "a whole conversation is given as messages="
+        raise InvalidRequestError(f"the prompt must be {wanted}, not {described(prompt)}", hint=hint, param="prompt")
     if not raw and isinstance(prompt, str) and not prompt.strip():
         raise InvalidRequestError("the prompt is empty", hint="give at least one character", param="prompt")
-    _check_number("max_tokens", max_tokens, 0)
-    _check_number("depth", depth, 0)
-    _check_number("logprobs", logprobs, 0, MOST_TOP)
+    check_number("max_tokens", max_tokens, 0)
+    check_number("depth", depth, 0)
+    check_number("logprobs", logprobs, 0, MOST_TOP)
     if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
         raise InvalidRequestError(f"stop strings must be a list of texts, not {described(stop)}", param="stop")
     StopStrings(stop)
@@ -85,19 +84,17 @@ def check_hole(prompt: object, suffix: object, files: object) -> Hole | None:
                 "files are read around a hole alone", hint="give a suffix as well", param="files"
             )
         return None
-    for name, text in (("prompt", prompt), ("suffix", suffix)):
-        if not isinstance(text, str):
-            raise InvalidRequestError(f"the {name} must be text, not {described(text)}", param=name)
+    before, behind = check_text("prompt", prompt), check_text("suffix", suffix)
     listed = files if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     pairs = [each if isinstance(each, Sequence) and not isinstance(each, str) else () for each in listed]
     if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in pairs):
         raise InvalidRequestError("files must be a list of pairs of a name and a text", param="files")
-    return Hole(mended(str(prompt)), mended(str(suffix)), tuple((mended(name), mended(own)) for name, own in pairs))
+    return Hole(before, behind, tuple((mended(name), mended(own)) for name, own in pairs))
 
 
 def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens: int | None) -> None:
     """Raise InvalidRequestError for stop tokens and a least number of tokens that no model accepts."""
-    _check_number("min_tokens", min_tokens, 0)
+    check_number("min_tokens", min_tokens, 0)
     if min_tokens is not None and max_tokens is not None and min_tokens > max_tokens:
         message = f"min_tokens is {min_tokens}, more than the {max_tokens} tokens of max_tokens"
         raise InvalidRequestError(message, param="min_tokens")
@@ -110,12 +107,15 @@ def check_ends(stop_token_ids: Sequence[int], min_tokens: int | None, max_tokens
         )
 
 
-def check_rounds(rounds: int) -> None:
-    """Raise InvalidRequestError for a number of rounds that is none."""
-    _check_number("rounds", rounds, 1)
+def check_text(name: str, value: object) -> str:
+    """The text, with U+FFFD for half of a character. Raises InvalidRequestError for what is none."""
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"the {name} must be text, not {described(value)}", param=name)
+    return mended(value)
 
 
-def _check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
+def check_number(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    """Raise InvalidRequestError unless it is a whole number from ``least`` to ``most``, or None."""
     if value is None:
         return
     if not isinstance(value, Integral) or isinstance(value, bool):
@@ -166,5 +166,5 @@ def check_path(path: object) -> Path:
 def busy() -> InvalidRequestError:
     """The error for a request during an answer."""
     return InvalidRequestError(
-        "this session is already generating an answer", hint="wait for its end, or open another session"
+        "this session is already generating an answer", hint="wait for its end, cancel it, or open another session"
     )

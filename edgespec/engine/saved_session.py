@@ -7,6 +7,7 @@ only the messages are read. A notice says why. Another model's file is refused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -116,7 +117,10 @@ class SavedSession:
         self._conversation = _object(file.header, "conversation")
         file.verify()
         self._state, self._why_not = self._read_state(file.tokens()), self._read_again_because(model)
-        if not file.made_in(self._pair.home):
+        own = False
+        with contextlib.suppress(OSError):
+            own = file.made_in(self._pair.home)
+        if not own:
             # Its tokens and its cache could say something else than its messages.
             self._state = replace(self._state, history=(), rendered="")
             self._why_not = _NOT_MADE_HERE if file.token_count else None
@@ -126,7 +130,7 @@ class SavedSession:
         shapes = zip(own["shape"], model.items("shape") or (), strict=False)
         same = all(left == right or None in (left, right) for left, right in shapes)
         if not same or any(own[name] != model.text(name) for name in ("architecture", "vocabulary")):
-            name = _printable(model, "name")
+            name = (model.text("name") or "another")[:_LONGEST_NAME]
             raise SessionFileError(
                 self._path,
                 f"it is a session of {name}, and {self._pair.target.facts.name} is loaded",
@@ -219,11 +223,6 @@ _WORDS: Mapping[str, str] = {
     "kv_type": "type of cache",
     "settings": "setting",
 }
-
-
-def _printable(fields: Fields, name: str) -> str:
-    """A name from the file for a message."""
-    return ascii(fields.text(name) or "another")[1:-1][:_LONGEST_NAME]
 
 
 def _object(fields: Fields, name: str) -> Fields:

@@ -26,9 +26,9 @@ from edgespec.engine.request_checks import (
     busy,
     check_ends,
     check_hole,
+    check_number,
     check_path,
     check_request,
-    check_rounds,
     check_sampling,
     check_tokens,
 )
@@ -155,6 +155,7 @@ class Session:
         again. With ``spare_tokens`` it has room for that many, and memory must also hold one that fills the context,
         with none given up for it. Raises ClosedError, MemoryLimitError, InvalidRequestError during an answer.
         """
+        check_number("spare_tokens", spare_tokens, 0)
         held = self._target.length if self._target_model.facts.can_fork else 0
         return self._pair.admit(self._copy, max(held, spare_tokens or 0), spare=spare_tokens is not None)
 
@@ -188,7 +189,7 @@ class Session:
             held = savable is not None and self._holds(tokens) and savable.holds(len(tokens))
             return savable.part_sizes(len(tokens)) if savable is not None and held else None
 
-        return self._when_free(sizes) if owner == self._owner else None
+        return self._when_free(sizes, cancelled=False) if owner == self._owner else None
 
     def cache_part(self, tokens: Sequence[int], part: int) -> bytes:
         """See CacheHolder."""
@@ -199,7 +200,7 @@ class Session:
                 raise InvalidRequestError("the cache holds other tokens now")
             return savable.read_part(part, len(tokens))
 
-        return self._when_free(read)
+        return self._when_free(read, cancelled=False)
 
     def _holds(self, tokens: Sequence[int]) -> bool:
         return self._target.length >= len(tokens) and self._conversation.history[: len(tokens)] == tokens
@@ -209,12 +210,12 @@ class Session:
         """The target's cache, if it is the engine's own target's and may be kept on disk."""
         return self._target if self._speculation is None and isinstance(self._target, SavableSequence) else None
 
-    def _when_free(self, job: Callable[[Cancelled], T]) -> T:
+    def _when_free(self, job: Callable[[Cancelled], T], *, cancelled: bool = True) -> T:
         """The result of ``job``, run on the target's worker thread between two answers.
 
         ``job`` hears whether the wait was interrupted, or the session closed, and is waited for.
         """
-        self._settle_forgotten()
+        self._settle_forgotten(cancelled=cancelled)
         stop = threading.Event()
         with self._lock:
             if self._closed:
@@ -382,7 +383,7 @@ class Session:
         and a ToolResult for each call. ``cancel`` ends the answer in progress, or what follows the running function.
         Raises what ``generate`` and its events raise, and InvalidRequestError for a function that no model can call.
         """
-        check_rounds(rounds)
+        check_number("rounds", rounds, 1)
 
         def begin() -> RequestBudget:
             with self._lock:
@@ -474,11 +475,11 @@ class Session:
         with self._lock:
             if self._closed:
                 raise ClosedError("this session is closed")
-            if self._active is not None:
-                raise busy()
             if budget.cancelled:
                 answer.skip()
                 return
+            if self._active is not None:
+                raise busy()
             self._conversation.check(answer.turn)
             self._drafts.stop_reading()
             try:
@@ -549,7 +550,7 @@ class Session:
     # -------------------------------------------------------------------------------------- end of turn
 
     def cancel(self) -> None:
-        """End the answer in progress within one forward. Any thread may call it.
+        """End the answer in progress within one forward. Any thread may call it, and use the session then.
 
         An answer that ``generate`` prepares or has prepared, and that has not begun, ends without a token. Otherwise
         the call does nothing.
@@ -571,6 +572,7 @@ class Session:
             return
         try:
             if self._active is answer and not answer.ending:
+                answer.cancelled = True
                 self._target.cancel()
                 self._drafts.cancel()
         finally:
@@ -651,8 +653,8 @@ class Session:
     def _speculation_off(self) -> Reason | None:
         return why_no_drafts(self._pair, self._plan, self._depth, self._drafts, len(self._conversation.history))
 
-    def _settle_forgotten(self) -> None:
-        """Finish an answer whose reader was forgotten without being closed. Raises ClosedError, also after a fork."""
+    def _settle_forgotten(self, *, cancelled: bool = True) -> None:
+        """End a forgotten or ``cancelled`` answer where it was read. Raises ClosedError, also after a fork."""
         self._process.check()
         with self._lock:
             if self._closed:
@@ -660,7 +662,7 @@ class Session:
             answer = self._active
         if answer is None:
             return
-        if not answer.abandoned:
+        if not (answer.abandoned or (cancelled and answer.cut_off())):
             raise busy()
         self._settle(answer).result()
         self._conversation.forget_text()

@@ -54,9 +54,14 @@ def _host() -> bytes:
 
 
 # The name contains the host because a network disk or a container may share the home: a pid that does not exist on
-# this host may be alive on another. Only temporaries of this host and pid namespace are checked.
+# this host may be alive on another. Only processes of this host and pid namespace are looked up.
 _HOST = hashlib.sha256(_host() + _process_numbers().encode("utf-8", "replace")).hexdigest()[:6]
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{6})-(?P<pid>\d+)-(?:(?P<birth>[0-9a-f]{8})-)?[0-9a-f]{8}\.tmp$")
+
+# Other hosts' temporaries are left over once nothing was written to them for this long: a container that was killed
+# never comes back under its name, and no write pauses for a day.
+_OTHERS_UNTOUCHED_S = 24 * 3600.0
+
 _LONGEST_STEM = 180  # bytes; with the suffix a name stays under the 255 bytes that common file systems allow
 
 
@@ -79,15 +84,24 @@ def _birth(pid: int) -> str:
 
 
 def remove_stale_temporaries(folder: Path) -> list[Path]:
-    """Delete this user's temporaries (files and folders) in ``folder`` whose process is gone; returns them."""
+    """Delete this user's temporaries (files and folders) in ``folder`` that no process will finish; returns them.
+
+    Those are temporaries of processes that are gone, and of other hosts once nothing was written to them for a day.
+    """
     removed = []
     with contextlib.suppress(OSError):
         for entry in sorted(folder.iterdir()):
             match = _TEMPORARY.match(entry.name)
-            if match is None or match["host"] != _HOST or not _is_gone(int(match["pid"]), match["birth"], entry):
+            if match is None:
                 continue
             with contextlib.suppress(OSError):
                 if not _is_own(entry):
+                    continue
+                if match["host"] == _HOST:
+                    left = _is_gone(int(match["pid"]), match["birth"], entry)
+                else:
+                    left = _untouched_s(entry) > _OTHERS_UNTOUCHED_S
+                if not left:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
@@ -95,6 +109,17 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
                     entry.unlink()
                 removed.append(entry)
     return removed
+
+
+def _untouched_s(entry: Path) -> float:
+    """How long nothing was written to a file or folder, by the clock of its file system. Raises OSError."""
+    clock = entry.parent / temporary_name("clock")  # a server of files has its own clock
+    clock.touch(exist_ok=False)
+    try:
+        now = clock.lstat().st_mtime
+    finally:
+        clock.unlink(missing_ok=True)
+    return now - max(each.lstat().st_mtime for each in (entry, *entry.rglob("*")))
 
 
 def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:

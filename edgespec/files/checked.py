@@ -30,7 +30,7 @@ from typing import (
     get_type_hints,
 )
 
-from edgespec.errors import EdgespecError, MemoryLimitError, ModelFileError, reason_of
+from edgespec.errors import ESCAPES, EdgespecError, MemoryLimitError, ModelFileError, reason_of
 from edgespec.files.disk import read_bounded
 
 if TYPE_CHECKING:
@@ -195,6 +195,14 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can escape
         return False
     return True
+
+
+def is_line(value: str) -> bool:
+    """Whether a terminal shows all of the text, as one line.
+
+    Not ``str.isprintable``, which refuses the ideographic space and the joiners of emoji, Persian and Hindi too.
+    """
+    return is_text(value) and value.translate(ESCAPES) == value
 
 
 def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
@@ -387,7 +395,7 @@ def shown(value: object) -> str:
         return "a table" if isinstance(value, dict) else f"a list of length {len(value)}"
     if isinstance(value, str):
         quoted = f'"{value[:_LONGEST_SHOWN]}"'
-        text = quoted if quoted.isprintable() else json.dumps(value[:_LONGEST_SHOWN])
+        text = quoted if is_line(quoted) else json.dumps(value[:_LONGEST_SHOWN])
     elif isinstance(value, int) and abs(value) > _MOST_WHOLE:  # Python refuses to print very long integers
         return f"a number of {int(math.log10(abs(value))) + 1} digits"
     else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edgespec.errors import DiskSpaceError
@@ -60,6 +61,14 @@ def read_bounded(path: Path | str, most_bytes: int) -> bytes:
             if len(data) > most_bytes:
                 raise ValueError(f"it is too large: more than {readable_bytes(most_bytes)}")
     return bytes(data)
+
+
+def in_utf_8(data: bytes) -> bytes:
+    """The bytes of a text without a byte order mark: UTF-16 with one, which PowerShell 5.1 writes, in UTF-8."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return data.decode("utf-16").encode()
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def readable_bytes(count: int) -> str:

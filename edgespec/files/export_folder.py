@@ -19,6 +19,7 @@ from edgespec.files.checked import (
     Sha256,
     WrongValueError,
     ascending,
+    is_line,
     parse_object,
     read,
     read_regular_file,
@@ -44,7 +45,7 @@ def bad_file(path: Path, reason: str, *, offset: int | None = None) -> ModelFile
 
 
 def _is_plain(name: str) -> bool:
-    return bool(name) and name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/\\:")
+    return bool(name) and name not in (".", "..") and is_line(name) and not any(mark in name for mark in "/\\:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

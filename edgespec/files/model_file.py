@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.errors import ModelFileError
 from edgespec.files.disk import is_folder
-from edgespec.files.gguf.header import read_header
+from edgespec.files.gguf.header import read_header, to_convert
 from edgespec.files.gguf.names import models_among, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
@@ -173,6 +173,8 @@ def _file_in(folder: Path) -> Path:
     files = [folder / name for name in models_among(path.name for path in sorted(folder.glob("*.gguf")))]
     names = [part_name(path.name) for path in files]
     models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}
+    if not models and any(folder.glob("*.safetensors")):
+        raise ModelFileError(folder, "the folder holds safetensors, not GGUF", hint=to_convert(folder))
     if len(models) != 1:
         reason = f"the folder holds {len(models)} models, not one"
         raise ModelFileError(folder, reason, hint="name the .gguf file itself")

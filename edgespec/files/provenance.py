@@ -7,6 +7,7 @@ write there can read the secret; their own digests find damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import secrets
@@ -25,17 +26,18 @@ _SECRET_BYTES = 32
 def mac_in(home: Home, digest: bytes) -> bytes:
     """The code of a content with this sha256, by the home's secret, which is made at its first use.
 
-    NO_MAC if the home cannot keep a secret.
+    NO_MAC if the home cannot keep a secret, or its secret cannot be read now.
     """
-    secret = _read_secret(home)
-    if secret is None:
-        with contextlib.suppress(OSError, EdgespecError):
-            secret = _make_secret(home)
-    return NO_MAC if secret is None else _mac(secret, digest)
+    with contextlib.suppress(OSError, EdgespecError):
+        return _mac(_read_secret(home) or _make_secret(home), digest)
+    return NO_MAC
 
 
 def made_in(home: Home, digest: bytes, mac: bytes) -> bool:
-    """Whether ``mac`` is the code of a content with this sha256 by the home's secret. False without a secret."""
+    """Whether ``mac`` is the code of a content with this sha256 by the home's secret. False without a secret.
+
+    Raises OSError if the secret cannot be read now.
+    """
     secret = _read_secret(home)
     return secret is not None and hmac.compare_digest(_mac(secret, digest), mac)
 
@@ -45,10 +47,16 @@ def _mac(secret: bytes, digest: bytes) -> bytes:
 
 
 def _read_secret(home: Home) -> bytes | None:
-    with contextlib.suppress(OSError, ValueError):
+    """The secret; None if it is missing or damaged. Raises OSError for a failure that may pass."""
+    try:
         secret = read_bounded(home.secret, _SECRET_BYTES)
-        return secret if len(secret) == _SECRET_BYTES else None
-    return None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # no regular file
+            return None
+        raise
+    return secret if len(secret) == _SECRET_BYTES else None
 
 
 def _make_secret(home: Home) -> bytes:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from edgespec.errors import ModelFileError
 from edgespec.files.atomic import CHUNK_BYTES
-from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, cannot_map, parse_object, read_regular_file
+from edgespec.files.checked import DOWNLOAD_AGAIN, Fields, cannot_map, is_line, parse_object, read_regular_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -162,7 +162,7 @@ def _check_metadata(path: Path, value: Any) -> None:
 
 def _tensor(path: Path, name: str, value: Any, base: int) -> SafeTensor:
     shown = ascii(name[:80])
-    if not name or len(name) > _MOST_NAME or not name.isprintable():
+    if not name or len(name) > _MOST_NAME or not is_line(name):
         raise _bad(path, f"{shown} is not a valid tensor name", _LENGTH_BYTES)
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise _bad(path, f"tensor {shown} must state exactly dtype, shape and data_offsets", _LENGTH_BYTES)
@@ -258,7 +258,7 @@ def _is_plain(name: str) -> bool:
     return (
         name.endswith(".safetensors")
         and len(name) <= 255  # the longest name that common file systems allow
-        and name.isprintable()
+        and is_line(name)
         and not name.startswith(".")
         and not any(mark in name for mark in "/\\:")
     )

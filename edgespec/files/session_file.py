@@ -174,7 +174,7 @@ class SessionFile:
                 raise SessionFileError(self.path, _DAMAGED)
 
     def made_in(self, home: Home) -> bool:
-        """Whether the content with this checksum was written with the home's secret."""
+        """Whether the content with this checksum was written with the home's secret. Raises OSError (``made_in``)."""
         return made_in(home, self._digest, self._mac)
 
     def tokens(self) -> list[int]:

@@ -215,6 +215,15 @@ def memory_bytes() -> tuple[int, int]:
     return total, max(0, available)
 
 
+def process_bytes() -> int:
+    """What would be available if this process ended, and is not now.
+
+    Linux counts pages of mapped files as available, also while they are in use.
+    """
+    memory: Any = psutil.Process().memory_info()
+    return int(memory.rss - (memory.shared if sys.platform == "linux" else 0))
+
+
 def power_source() -> PowerSource | None:
     """The current power source; None if the system does not report it."""
     try:
@@ -264,9 +273,9 @@ class MemoryLimit:
 
 def memory_limits() -> list[MemoryLimit]:
     """Every limit on this process's memory, from its own group up to the root; all apply together."""
-    # Page cache counts as used in a group but is freed on demand. Version 1's prefix "total_" includes subgroups.
-    found = _limits(_folders("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    return found + _limits(_folders(""), "memory.max", "memory.current", "inactive_file")
+    # Version 1's prefix "total_" includes subgroups.
+    found = _limits(_folders("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    return found + _limits(_folders(""), "memory.max", "memory.current", "")
 
 
 def processor_limit() -> int | None:
@@ -285,13 +294,16 @@ def processor_limit() -> int | None:
     return min(limits, default=None)
 
 
-def _limits(folders: Iterator[Path], limit_name: str, used_name: str, cache_name: str) -> list[MemoryLimit]:
+def _limits(folders: Iterator[Path], limit_name: str, used_name: str, prefix: str) -> list[MemoryLimit]:
+    # Page cache counts as used in a group but is freed on demand, as in the machine's own count of available memory:
+    # all of it, because weights that were mapped twice are in the active list.
+    cache = [f"{prefix}{each}" for each in ("inactive_file", "active_file")]
     found = []
     for folder in folders:
         limit, used = _text(folder / limit_name), _text(folder / used_name)
         if not _is_count(limit):
             continue
-        left = int(limit) - (int(used) if _is_count(used) else 0) + _statistic(folder, cache_name)
+        left = int(limit) - (int(used) if _is_count(used) else 0) + _statistics(folder, cache)
         found.append(MemoryLimit(int(limit), max(0, min(int(limit), left))))
     return found
 
@@ -314,12 +326,10 @@ def _folders(controller: str) -> Iterator[Path]:
         yield root / folder
 
 
-def _statistic(folder: Path, name: str) -> int:
-    for line in _text(folder / "memory.stat").splitlines():
-        key, _, value = line.partition(" ")
-        if key == name and _is_count(value):
-            return int(value)
-    return 0
+def _statistics(folder: Path, names: Sequence[str]) -> int:
+    """The sum of these counts of a group."""
+    lines = (line.partition(" ") for line in _text(folder / "memory.stat").splitlines())
+    return sum(int(value) for key, _, value in lines if key in names and _is_count(value))
 
 
 def _is_count(text: str) -> bool:

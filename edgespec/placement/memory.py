@@ -217,8 +217,17 @@ class MemoryLedger:
         """What no engine takes."""
         return self.left_beside(None)
 
-    def require(self, name: str, estimates: Iterable[MemoryEstimate]) -> None:
-        """Make room for an engine with these models. Raises MemoryLimitError, and what making room raises."""
+    @property
+    def taken_bytes(self) -> int:
+        """What all engines take."""
+        return self.allowed_bytes - self.left_bytes
+
+    def require(self, name: str, estimates: Iterable[MemoryEstimate], allowed_bytes: int) -> None:
+        """Make room for an engine with these models.
+
+        ``allowed_bytes`` is what all may take now: other programs may have come. Raises MemoryLimitError, and what
+        making room raises.
+        """
         models = list(estimates)
         whole = MemoryEstimate(
             weights_bytes=sum(each.weights_bytes for each in models),
@@ -227,8 +236,9 @@ class MemoryLedger:
             positions=max(each.positions for each in models),
             grows=False,
         )
-        self._make_room(whole.total_bytes)
-        require_memory(name, whole, self.left_bytes)
+        missing = max(0, self.allowed_bytes - allowed_bytes)
+        self._make_room(whole.total_bytes + missing)
+        require_memory(name, whole, self.left_bytes - missing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

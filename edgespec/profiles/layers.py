@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeAlias, TypedDict, get_args
 
 from edgespec.errors import ProfileError, reason_of
 from edgespec.files.checked import Check, From, Kind, Range, WrongValueError, fields_of, kind_of, unknown_name
-from edgespec.files.disk import expanded, is_folder
+from edgespec.files.disk import expanded, in_utf_8, is_folder
 
 DESCRIPTION = "description"
 INHERITS = "inherits"
@@ -97,7 +97,7 @@ class Values:
 class LoadOptions(TypedDict, total=False):
     """The keys of a profile that ``Engine.load`` takes by name, for type checkers. None: not given."""
 
-    draft: str | None
+    draft: str | os.PathLike[str] | None
     context: Auto | int | None
     depth: Auto | int | None
     depth_policy: _PolicyName | None
@@ -132,6 +132,7 @@ _CALLED_ELSEWHERE = {
     **dict.fromkeys(("n_threads", "num_thread"), "threads"),
     **dict.fromkeys(("n_gpu_layers", "num_gpu"), "gpu_layers"),
     **dict.fromkeys(("model_draft", "draft_model"), "draft"),
+    **dict.fromkeys(("model", "model_path"), "target"),
 }
 
 # How the command line names a key; others are named by --set.
@@ -179,8 +180,9 @@ def read_toml(path: Path, name: str, content: bytes | None = None) -> dict[str, 
             raise ProfileError(f"{name} cannot be read: {reason_of(error)}") from error
     if len(content) > MAX_FILE_BYTES:
         raise ProfileError(f"{name} is larger than {MAX_FILE_BYTES // 1_000_000} MB, so it is not a profile")
+    content = in_utf_8(content)
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ProfileError(f"{name}, line {line}: not UTF-8 text") from error

@@ -62,7 +62,8 @@ class Answering(Response):
         face, collected, threads = self._face, Collected(self._face.columns), self._service.keeper.threads
         work = self._decode(scope, collected if stream is None else stream)
         answers = await (work if stream is None else stream.kept_alive(work))
-        scope["edgespec.answers"], scope["edgespec.in_part"] = tuple(answers), self._kept_in_part
+        scope["edgespec.answers"], scope["edgespec.choices"] = tuple(answers), self._request.choices
+        scope["edgespec.in_part"] = self._kept_in_part
         if (content := self._service.content) is not None:
             await threads.run(lambda: content(self._request, answers))
         if stream is not None:

@@ -30,7 +30,7 @@ from edgespec.errors import (
 )
 from edgespec.server.errors import ApiError, GoneError, unsupported
 from edgespec.server.fields.field import SEEDS
-from edgespec.server.fields.openai import MOST_CHOICES
+from edgespec.server.fields.openai import MOST_ANSWERS
 from edgespec.server.guessed import Guessed, GuessedText
 from edgespec.server.keeper import LoadedEngine
 from edgespec.server.keystrokes import KeyTurn, Lines
@@ -46,7 +46,7 @@ from edgespec.text.tokenizers.tokenizer import Tokenizer
 T = TypeVar("T")
 
 # A drawn seed is returned, and numbers of JSON are exact below this in JavaScript. The last answer's is below it too.
-_DRAWN_SEEDS = 2**53 - MOST_CHOICES
+_DRAWN_SEEDS = 2**53 - MOST_ANSWERS
 # Longest token of a vocabulary, in characters: runs of spaces in code vocabularies are 128 long, some have 256.
 _LONGEST_TOKEN = 512
 
@@ -159,7 +159,7 @@ async def decode(
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
-    usual = replace(engine.file_sampling, rule=engine.profile.rule)
+    usual = engine.file_sampling
     # A greedy answer has no seed. A single one draws its own: the session knows then that no other answer had it.
     if request.seed is None and request.answers > 1 and not sampling_for(usual, request, 0).greedy:
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))

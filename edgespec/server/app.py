@@ -96,7 +96,10 @@ class Guard:
             other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
             hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
             browser = any(agent.startswith("Mozilla/") for agent in _values(scope, b"user-agent"))
-            self._service.access.check_browser(hosts, origins, other_site=other_site, browser=browser)
+            needs_host = scope["http_version"] != "1.0"
+            self._service.access.check_browser(
+                hosts, origins, other_site=other_site, browser=browser, needs_host=needs_host
+            )
             await self._app(scope, receive, sending)
         except GoneError:
             scope["edgespec.error"] = "the client left"
@@ -110,9 +113,10 @@ class Guard:
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self._paths else "other"
-        answers = scope.get("edgespec.answers", ())
-        self._service.metrics.count(path, status, answers)
+        answers, begun = scope.get("edgespec.answers", ()), scope.get("edgespec.begun", 0)
         error = scope.get("edgespec.error")
+        counted = error.status if isinstance(error, ApiError) else status  # a stream begins with 200 before it fails
+        self._service.metrics.count(path, counted, answers, choices=scope.get("edgespec.choices", 1), begun=begun)
         if isinstance(error, ApiError):
             error = error.logged if self._service.content is None else error.message
         self._service.log(
@@ -126,7 +130,7 @@ class Guard:
                 error=error,
                 kept_in_part=scope.get("edgespec.in_part", False),
                 reading=scope.get("edgespec.reading"),
-                begun=scope.get("edgespec.begun", 0),
+                begun=begun,
             )
         )
 
@@ -176,8 +180,8 @@ def _about(service: Service) -> list[Route]:
     created_at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def described(model: Service | Served) -> dict[str, Any]:
-        engine = model.keeper.engine
-        meta = None if engine is None else {"n_ctx": engine.plan.context_length, "plan": engine.plan.mode}
+        plan = model.keeper.plan  # before the first load it depends on the memory that will be available
+        meta = None if plan is None else {"n_ctx": plan.context_length, "plan": plan.mode}
         name = model.names[0]
         openai = {"id": name, "object": "model", "created": created, "owned_by": "edgespec", "meta": meta}
         return {**openai, "type": "model", "display_name": name, "created_at": created_at}  # Anthropic's members
@@ -206,7 +210,8 @@ def _about(service: Service) -> list[Route]:
                 service.access.owner(request.headers)
                 found["models"] = {each.names[0]: each.keeper.state for each in service.models}
             return JSONResponse(found)
-        if state in ("ready", "unloaded"):  # an unloaded model is loaded by the next request
+        # An unloaded model is loaded by the next request, which waits. Only the first load may take very long.
+        if state in ("ready", "unloaded") or (state == "loading" and service.keeper.loads):
             return JSONResponse({"status": "ok", "model": state})
         error = service.keeper.error
         about: dict[str, str] = {"status": state}

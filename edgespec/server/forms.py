@@ -100,6 +100,8 @@ def text_format(given: Mapping[str, Any]) -> AskedForm | None:
 
 def _json_schema(member: Mapping[str, Any], name: str) -> AskedForm | None:
     strict = member.get("strict")
+    if strict in ("true", "false"):  # LM Studio's examples write it as text
+        strict = strict == "true"
     if not isinstance(strict, bool | None):
         raise ApiError(f"{name}.strict must be true or false", param=f"{name}.strict")
     if not isinstance(schema := member.get("schema"), Mapping):

@@ -15,6 +15,7 @@ from typing import Literal
 from edgespec.engine.engine import Engine
 from edgespec.errors import CancelledError, ClosedError, EdgespecError, WorkerLostError
 from edgespec.files.model_file import LocatedModel
+from edgespec.planning.choice.plan import Plan
 from edgespec.server.forms import FormCompiler
 from edgespec.server.keep_alive import Stays
 from edgespec.server.memory_waits import MemoryWaits
@@ -27,6 +28,10 @@ State = Literal["loading", "ready", "unloaded", "failed"]
 
 # Ollama's time: a person who reads an answer comes back earlier.
 KEEP_ALIVE_S = 300.0
+
+# For how long a load that failed is the model's state. The next request tries again whatever the state, but behind a
+# proxy none comes while the server says that it cannot answer.
+FAILED_S = 30.0
 
 # Time without a request after which prefixes are written and the machine is measured; a program asks again earlier.
 CALIBRATE_AFTER_S = 1.0
@@ -99,7 +104,9 @@ class ModelKeeper:
         self._stop_measuring = threading.Event()
         self._closed = False
         self.on_load: Callable[[Engine], None] = lambda engine: None  # told of each engine that is loaded
+        self._last_plan: Plan | None = None  # of the model that was freed last
         self.error: EdgespecError | None = None  # of the last attempt to load
+        self._failed_at = -math.inf  # by the event loop's clock
         self.loads = 0
 
     @property
@@ -149,12 +156,17 @@ class ModelKeeper:
             return "ready"
         if self._loading is not None:
             return "loading"
-        return "unloaded" if self.error is None else "failed"
+        return "failed" if self.error is not None and _now() < self._failed_at + FAILED_S else "unloaded"
 
     @property
     def engine(self) -> Engine | None:
         """The engine, while it is loaded."""
         return None if self._loaded is None else self._loaded.engine
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the loaded model, or the last one that it had; None before the first load."""
+        return self._last_plan if self.engine is None else self.engine.plan
 
     @property
     def context_length(self) -> int:
@@ -202,11 +214,12 @@ class ModelKeeper:
         except CancelledError:  # it was given up, and has not failed
             raise
         except EdgespecError as error:
-            self.error = error
+            self._failed(error)
             raise
         except Exception as error:
-            self.error = EdgespecError(f"the model cannot be loaded: {type(error).__name__}: {error}")
-            raise self.error from error
+            failure = EdgespecError(f"the model cannot be loaded: {type(error).__name__}: {error}")
+            self._failed(failure)
+            raise failure from error
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
@@ -216,6 +229,9 @@ class ModelKeeper:
         self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()
         return self._loaded
+
+    def _failed(self, error: EdgespecError) -> None:
+        self.error, self._failed_at = error, _now()
 
     @asynccontextmanager
     async def use(self, owner: str = EVERYBODY) -> AsyncIterator[LoadedEngine]:
@@ -286,7 +302,7 @@ class ModelKeeper:
     def _drop(self, loaded: LoadedEngine) -> None:
         """Free a model; requests that come now load it again afterwards."""
         if self._loaded is loaded:
-            self._loaded = None
+            self._last_plan, self._loaded = loaded.engine.plan, None
             self._freeing = asyncio.ensure_future(self.threads.run(lambda: _free(loaded)))
             self._freeing.add_done_callback(take_error)
 

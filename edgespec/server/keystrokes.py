@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,6 +13,9 @@ from edgespec.text.conversation.hole import Hole
 
 # Characters that are typed or deleted between two requests for one place; a pasted text is another place.
 _MOST_TYPED = 200
+# Characters that an input method converts together: of the Latin alphabet, kana, bopomofo, and one of Hangul.
+_MOST_CONVERTED = 20
+_UNCONVERTED = re.compile("[A-Za-z' \\u3041-\\u30ff\\u3105-\\u318e]+|[\\uac00-\\ud7a3]")
 # Characters in front of the place that both requests must have: an editor's window may begin elsewhere.
 _NEAR = 200
 
@@ -20,14 +24,24 @@ def is_newer(old: Hole, new: Hole) -> bool:
     """Whether text was typed or deleted at one place of one text between the two, which are not the same."""
     if old.after != new.after or old.before == new.before:
         return False
-    return _continues(old.before, new.before) or _continues(new.before, old.before)
+    ways = ((old.before, new.before), (new.before, old.before))
+    return any(_typed(*way, _MOST_TYPED) is not None for way in ways) or _is_converted(old.before, new.before)
 
 
-def _continues(short: str, long: str) -> bool:
-    """Whether ``long`` ends with the end of ``short`` and a little more."""
-    if len(short) < _NEAR:
-        return long.startswith(short) and len(long) - len(short) <= _MOST_TYPED
-    return short[-_NEAR:] in long[-_NEAR - _MOST_TYPED :]
+def _typed(short: str, long: str, most: int) -> str | None:
+    """What ``long`` has behind the end of ``short``, at most ``most`` characters; None if it does not continue it."""
+    near = short[-_NEAR:]
+    at = long.rfind(near, max(0, len(long) - _NEAR - most)) if len(near) == _NEAR else 0
+    typed = long[at + len(near) :]
+    return typed if long.startswith(near, at) and len(typed) <= most else None
+
+
+def _is_converted(old: str, new: str) -> bool:
+    """Whether an input method has converted the last characters, as ``ni`` to ``你`` and ``하`` to ``한``."""
+    for count in range(1, min(_MOST_CONVERTED + 1, len(old))):
+        if typed := _typed(old[:-count], new, _MOST_CONVERTED):
+            return _UNCONVERTED.fullmatch(old[-count:]) is not None and not typed[0].isascii()
+    return False
 
 
 class KeyTurn:

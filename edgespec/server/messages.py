@@ -77,7 +77,8 @@ def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, .
 def read_ollama_messages(given: object) -> tuple[Message, ...]:
     """The conversation of a client of Ollama's, maybe without a message. Raises ApiError.
 
-    Roles are in small or capital letters, and a result has the ``tool_name`` of the function.
+    Roles are in small or capital letters, and a result has the ``tool_name`` of the function. Continue sends
+    thinking as a separate message, in the role ``thinking``, before the answer.
     """
     if not isinstance(given, list):
         raise ApiError("messages must be a list", param="messages")
@@ -92,9 +93,12 @@ def _as_openai(given: object, param: str) -> object:
     if given.get("images"):
         raise unsupported(param, f"an image ({param})")
     role, name = given.get("role"), given.get("tool_name")
+    role = role.lower() if isinstance(role, str) else role
+    if role == "thinking":
+        return {"role": "assistant", "thinking": given.get("content")}
     return {
         **given,
-        **({"role": role.lower()} if isinstance(role, str) else {}),
+        "role": role,
         **({} if name is None else {"name": name}),
     }
 

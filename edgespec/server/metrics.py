@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from edgespec.engine.events import Done
 
 _HELP = {
-    "requests_total": ("counter", "Requests by path and status."),
+    "requests_total": ("counter", "Requests by path and status; a stream that failed has its error's."),
     "prompt_tokens_total": ("counter", "Tokens of prompts."),
     "cached_tokens_total": ("counter", "Tokens of prompts that kept caches already held."),
     "generated_tokens_total": ("counter", "Tokens of answers."),
@@ -33,13 +33,19 @@ class Metrics:
         self._sums: Counter[str] = Counter()
         self._seconds: dict[str, float] = {"decode_seconds_total": 0.0, "first_token_seconds_sum": 0.0}
 
-    def count(self, path: str, status: int, answers: Sequence[Done]) -> None:
-        """Count one request. ``path`` is a route's own, so that there are few of them."""
+    def count(self, path: str, status: int, answers: Sequence[Done], *, choices: int = 1, begun: int = 0) -> None:
+        """Count one request. ``path`` is a route's own, so that there are few of them.
+
+        A prompt counts once, for all of its ``choices``. Without answers it failed: ``begun`` tokens came before.
+        """
         self._requests[path, status] += 1
+        for done in answers[::choices]:
+            self._sums["prompt_tokens_total"] += done.stats.prompt_tokens
+            self._sums["cached_tokens_total"] += done.stats.cached_tokens
+        if not answers:
+            self._sums["generated_tokens_total"] += begun
         for done in answers:
             stats = done.stats
-            self._sums["prompt_tokens_total"] += stats.prompt_tokens
-            self._sums["cached_tokens_total"] += stats.cached_tokens
             self._sums["generated_tokens_total"] += stats.emitted_tokens
             self._sums["drafted_tokens_total"] += stats.proposed
             self._sums["accepted_tokens_total"] += stats.accepted

@@ -23,12 +23,13 @@ from edgespec.server.service import Endpoint, Read, Served, Service
 
 _STORE = "models are not changed over HTTP"
 _PULL = f"{_STORE}: use `edgespec pull MODEL`, then `edgespec serve MODEL`"
+_EXPORT = "edgespec export MODEL --to gguf -o DIR"
 _EMBEDDINGS = "embeddings are not supported: the served model answers in text"
 # Routes that are not served, with their methods, and what to do instead.
 NOT_SERVED: Mapping[str, tuple[str, str]] = {
-    "/api/push": ("POST", f"{_STORE}, and edgespec publishes none: `edgespec export MODEL` writes the files"),
-    "/api/create": ("POST", f"{_STORE}: use `edgespec export MODEL` to write one in another form"),
-    "/api/copy": ("POST", f"{_STORE}: use `edgespec serve MODEL` with the name of a file"),
+    "/api/push": ("POST", f"{_STORE}, and edgespec publishes none: `{_EXPORT}` writes the files"),
+    "/api/create": ("POST", f"{_STORE}: use `{_EXPORT}` to write one in another form"),
+    "/api/copy": ("POST", f"{_STORE}: `edgespec serve MODEL --alias NAME` gives it another name"),
     "/api/delete": ("DELETE", f"{_STORE}: use `edgespec models rm MODEL`"),
     "/api/blobs/{digest}": ("POST", f"{_STORE}: use `edgespec pull MODEL`"),
     "/api/embed": ("POST", _EMBEDDINGS),

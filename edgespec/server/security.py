@@ -27,6 +27,10 @@ _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?/?"
 )
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+# The origin of pages that hide where they are from. Any website can have such a page, in a frame.
+_HIDDEN = "null"
+# Origins without a host. A program that opens its pages from files has the other one, which no website has.
+_WITHOUT_HOST = {_HIDDEN: _HIDDEN, "file://": "file://", "file:///": "file://"}
 # A client that connects to one of these addresses reaches its own machine: Ollama's clients send the address at which
 # OLLAMA_HOST lets a server listen. No other name can be given to an address.
 _UNSPECIFIED = ("0.0.0.0", "[::]")
@@ -52,6 +56,8 @@ def read_origin(text: str) -> str | None:
 
     A slash at the end may be there, as in an address bar.
     """
+    if (known := _WITHOUT_HOST.get(text.strip().lower())) is not None:
+        return known
     try:
         found = _ORIGIN.fullmatch(text.strip().lower() if text.isascii() else _in_ascii(text.strip().lower()))
     except UnicodeError:
@@ -103,6 +109,10 @@ class Access:
                 f"{host} is reachable from other machines, so a key is needed",
                 hint="set EDGESPEC_API_KEY, or leave out --host",
             )
+        if _HIDDEN in self.origins and not self.keys:
+            raise InvalidRequestError(
+                f"the origin {_HIDDEN!r} needs a key: a page of any website can have it", hint="set EDGESPEC_API_KEY"
+            )
         for origin in self.origins:
             if read_origin(origin) is None:
                 raise InvalidRequestError(
@@ -127,14 +137,23 @@ class Access:
         return found
 
     def check_browser(
-        self, hosts: Sequence[str], origins: Sequence[str], *, other_site: bool = False, browser: bool = False
+        self,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+        *,
+        other_site: bool = False,
+        browser: bool = False,
+        needs_host: bool = True,
     ) -> str | None:
         """The allowed origin that a page has, None without a page. Raises ApiError with status 403.
 
         ``hosts`` and ``origins`` are all values of these headers. ``other_site``: a browser says that a page of
         another site asks, which has no ``Origin`` where that page cannot read the answer, as of a picture. A
-        ``browser`` says that of the addresses of this machine alone.
+        ``browser`` says that of the addresses of this machine alone. HTTP/1.0 needs no ``Host``: health checks of
+        load balancers have none, and browsers always have one.
         """
+        if not (needs_host or hosts or origins or other_site):
+            return None
         if len(hosts) != 1 or len(origins) > 1:
             raise ApiError("a request must have one Host and at most one Origin", status=400, code="invalid_header")
         host = hosts[0].lower()
@@ -151,7 +170,11 @@ class Access:
         # Pages that this server sent may ask, too.
         if read is not None and read in (*self.origins, *(read_origin(f"{own}://{host}") for own in _DEFAULT_PORTS)):
             return origin
-        message = f"pages of {origin[:64]!r} may not use this server; start it with --allow-origin to let them"
+        message = f"pages of {origin[:64]!r} may not use this server"
+        if read == _HIDDEN and not self.keys:
+            message += ", as a page of any website can have this origin; a server with a key can let them (--api-key)"
+        elif read is not None:
+            message += "; start it with --allow-origin to let them"
         raise ApiError(message, status=403, code="origin_not_allowed")
 
 

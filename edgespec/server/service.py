@@ -6,6 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from starlette.requests import Request as HttpRequest
@@ -88,12 +89,17 @@ class Served:
     names: tuple[str, ...]
 
     def is_named(self, name: str) -> bool:
-        """Whether clients may use the name. Capital letters make no difference, and neither does ``:latest``."""
-        return _bare(name) in map(_bare, self.names)
+        """Whether clients may use the name, in any of its spellings."""
+        return any(spelled(name) in map(spelled, self.names) for spelled in _SPELLINGS)
 
 
 def _bare(name: str) -> str:
     return name.lower().removesuffix(":latest")
+
+
+# What makes no difference in a name, where no other model has the name itself: capital letters and ``:latest``, and
+# then the colon of Ollama's names, which Continue writes before the size.
+_SPELLINGS: tuple[Callable[[str], str], ...] = (str, _bare, lambda name: _bare(name).replace(":", "-"))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,10 +191,8 @@ class Service:
         models = self.models
         if len(models) == 1 and (any_model or not name):
             return self
-        for each in sorted(
-            models, key=lambda each: name not in each.names
-        ):  # one may be called as another without tag
-            if name and each.is_named(name):
+        for spelled, each in product(_SPELLINGS, models):  # one may be called as another without tag
+            if name and spelled(name) in map(spelled, each.names):
                 others = tuple(other for other in models if other is not each)
                 return replace(self, keeper=each.keeper, names=each.names, others=others)
         served = "the served model is" if len(models) == 1 else "the served models are"

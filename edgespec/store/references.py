@@ -10,7 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
 from edgespec.errors import InvalidRequestError
-from edgespec.files.checked import Length, Range, Sha256
+from edgespec.files.checked import Length, Range, Sha256, is_line
 from edgespec.files.disk import expanded, is_folder, is_there
 from edgespec.files.gguf.names import part_name
 
@@ -209,7 +209,7 @@ def _parse_hub(text: str) -> HubReference:
 
 def is_safe(path: str) -> bool:
     """Whether a relative path with forward slashes stays inside its folder, on every platform."""
-    if not path or "\\" in path or ":" in path or not path.isprintable():
+    if not path or "\\" in path or ":" in path or not is_line(path):
         return False
     return all(piece not in ("", ".", "..") for piece in path.split("/"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgespec.errors import reason_of
+from edgespec.files.checked import is_line
 from edgespec.files.disk import read_bounded
 
 _DEEPEST = 8  # levels of folders; the programs make at most four
@@ -59,7 +60,7 @@ def found_model(name: str, paths: Sequence[Path], program: str, ignored: Ignored
             ignored[path] = "it is not a GGUF file"
             return None
         size += status.st_size
-    if not name.isprintable():
+    if not is_line(name):
         ignored[paths[0]] = "its name contains control characters"
         return None
     return FoundModel(name=name, path=paths[0], bytes=size, program=program, others=tuple(paths[1:]))

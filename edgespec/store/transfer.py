@@ -21,6 +21,8 @@ BREAKS_WITHOUT_PROGRESS = 3
 BREAKS_AFTER_BYTES = 9
 PAUSE_AFTER_BREAK_S = 0.25
 LONGEST_PAUSE_S = 8.0
+# One connection may take as long: a host may have many addresses, and each that is silent takes a time-out.
+LONGEST_RECONNECTION_S = 85.0
 
 DOWNLOADING = "downloading"
 WAITING = "waiting for the network"
@@ -58,6 +60,7 @@ class Transfer:
             if file.tell() > before:
                 breaks.clear()
                 heard = True
+                self.web.longest_wait_s = LONGEST_RECONNECTION_S
             else:
                 breaks[lost] += 1
             if breaks[lost] >= (BREAKS_AFTER_BYTES if lost and heard else BREAKS_WITHOUT_PROGRESS):

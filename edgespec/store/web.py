@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from edgespec.errors import CancelledError, DownloadError
+from edgespec.files.installation import package_command
 from edgespec.store.proxies import Proxy, any_proxy, proxy_of, read_proxy
 
 # A host that does not accept a connection within 5 s will not deliver a gigabyte.
@@ -125,6 +126,7 @@ class Web:
         self.host = host
         self._stopped = stopped
         self._timeout_s = timeout_s
+        self.longest_wait_s = CONNECT_TIMEOUT_S + timeout_s  # for one answer, before ``overdue``
         self._proxy = proxy
         self._waiting_since: float | None = None
         self._random = random.Random()
@@ -240,12 +242,15 @@ class Web:
             time.sleep(min(left, 0.1))
 
     def overdue(self) -> UnreachableError | None:
-        """An error if a request exceeds its time-outs: the client's time-outs do not cover the name lookup."""
+        """An error if a request waits longer than ``longest_wait_s``.
+
+        The client's time-outs do not cover the name lookup, and that of a connection is for each of the host's
+        addresses.
+        """
         since = self._waiting_since
-        limit = CONNECT_TIMEOUT_S + self._timeout_s
-        if since is None or time.monotonic() - since <= limit:
+        if since is None or time.monotonic() - since <= self.longest_wait_s:
             return None
-        return UnreachableError(f"{self.host} did not answer within {limit:.0f} s", hint=_CHECK)
+        return UnreachableError(f"{self.host} did not answer within {self.longest_wait_s:.0f} s", hint=_CHECK)
 
     def _check_stopped(self) -> None:
         if self._stopped():
@@ -286,7 +291,7 @@ class Web:
         if proxy is not None and proxy.address.startswith("socks") and find_spec("socksio") is None:
             raise UnreachableError(
                 f"{proxy.named} names a SOCKS proxy, and the package socksio is not installed",
-                hint="run: pip install socksio (or name an HTTP proxy)",
+                hint=f"run: {package_command('socksio')} (or name an HTTP proxy)",
             )
         return proxy
 

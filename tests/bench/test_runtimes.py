@@ -64,7 +64,7 @@ def test_an_arm_name_is_runtime_colon_model() -> None:
 def test_arm_names_are_unique_printable_and_short() -> None:
     found = arm_names([*[("onnx", "a")] * 3, ("llama", "\x1b[31m\n"), *[("llama", "x" * 90)] * 2])
     long = f"llama:{'x' * 33}…"
-    assert found == ("onnx:a", "onnx:a (2)", "onnx:a (3)", "llama:?[31m?", long, f"{long} (2)")
+    assert found == ("onnx:a", "onnx:a (2)", "onnx:a (3)", "llama:\\x1b[31m\\n", long, f"{long} (2)")
     assert len(found[4]) == 40
 
 

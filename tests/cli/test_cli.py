@@ -469,7 +469,7 @@ def test_debug_shows_the_native_log(pair: tuple[str, ...], root: Path) -> None:
         ("stop", "no model stays loaded when a command ends; Ctrl-C ends `edgespec serve`"),
         ("create", "use a profile, which names a model and its settings"),
         ("cp", "use a profile, which names a model and its settings"),
-        ("push", "use `edgespec export MODEL -o DIR`, and upload the files"),
+        ("push", "use `edgespec export smollm2-135m --to gguf -o DIR`, and upload the files"),
     ],
 )
 def test_command_names_of_other_programs_hint_at_ours(tmp_path: Path, asked: str, here: str) -> None:

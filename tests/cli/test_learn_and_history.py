@@ -129,6 +129,32 @@ def test_json_before_a_command_is_the_commands(tiny: TinyModels, here: InProcess
     assert json.loads(found.out)["learned"]["target"] == "target"
 
 
+def test_learned_text_is_listed_with_what_is_kept_and_stays_when_that_is_cleared(
+    tiny: TinyModels, here: InProcess, tmp_path: Path
+) -> None:
+    place = Home(here.home)
+    assert "\nlearned: " not in here("memory").out
+    assert "learned text" not in here("memory", "clear").err
+    (tmp_path / "notes.md").write_text("the people use water " * 50)
+    index = json.loads(here("memory", "learn", tmp_path / "notes.md", "-m", tiny.target, "--json").out)["learned"]
+    place.history.write_text("typed\n")
+    place.conversations.mkdir()
+    place.conversation.write_text("{}")
+    learned = {"path": str(place.learned), "bytes": index["bytes"], "files": 1, "tokens": index["tokens"]}
+    files = {
+        name: {"path": str(getattr(place, own)), "bytes": size}
+        for name, own, size in (("typed", "history", 6), ("conversation", "conversation", 2))
+    }
+    found = json.loads(here("memory", "--json").out)["history"]
+    assert {name: found[name] for name in (*files, "learned")} == {**files, "learned": learned}
+    assert f"learned: 1 file, {index['tokens']} tokens" in here("memory").out
+    cleared = json.loads(here("memory", "clear", "--json").out)
+    assert {name: cleared["removed"][name] for name in files} == files
+    assert cleared["stays"] == {"learned": learned}
+    assert "learned text stays" in here("memory", "clear").err
+    assert Path(index["path"]).exists()
+
+
 def test_a_removed_model_leaves_no_beginning(tiny: TinyModels, here: InProcess) -> None:
     place = Home(here.home)
     path = put_into_store(place, "smollm2-135m", tiny.target.read_bytes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -83,7 +84,7 @@ def test_a_reader_that_stops_reading_costs_lines_and_no_time(pipe: Pipe, monkeyp
     lines = pipe.read(4)
     assert lines == [
         "." * size + "first",
-        "lines of the log that were dropped, because stderr was not read: 2",
+        "lines of the log that stderr did not take: 2",
         "second",
         "third",
     ]
@@ -95,7 +96,25 @@ def test_long_lines_are_dropped(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> 
     log = LogWriter(most_characters=10)
     log.write("x" * 11, "short")
     log.close()
-    assert pipe.read(2) == ["short", "lines of the log that were dropped, because stderr was not read: 1"]
+    assert pipe.read(2) == ["short", "lines of the log that stderr did not take: 1"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot wait for a pipe with select")
+def test_lines_that_a_full_disk_did_not_take_are_counted(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, full = os.write, ["first\n", "second\n", "lines of the log that stderr did not take: 2\n"]
+
+    def write_or_fail(descriptor: int, data: bytes) -> int:
+        if data.decode() in full:
+            full.remove(data.decode())
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(os, "write", write_or_fail)
+    log = LogWriter()
+    log.write("first", "second", "third", "fourth", "fifth")
+    log.close()
+    assert pipe.read(4) == ["third", "fourth", "lines of the log that stderr did not take: 2", "fifth"]
 
 
 def test_a_closed_stderr_ends_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:

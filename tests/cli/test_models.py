@@ -39,6 +39,16 @@ def test_several_models_are_removed_and_a_script_is_not_asked(here: InProcess, t
     assert stored(home) == []
 
 
+def test_a_stored_model_is_listed_with_what_runs_it(here: InProcess, tiny: TinyModels) -> None:
+    filled(here.home, tiny)
+    shown = here("models").out.splitlines()
+    assert sum("llama, runs on our kernels" in line for line in shown) == len(PAIR)
+    rows = {row["name"]: row for row in here("models", "--json").json["models"]}
+    told = {"family": "llama", "native": True, "reason": None, "vision": False}
+    for name in PAIR:
+        assert {key: rows[name][key] for key in told} == told
+
+
 def test_a_damaged_model_is_removed(here: InProcess, tiny: TinyModels) -> None:
     home = filled(here.home, tiny)
     damaged = next(each for each in Store(home).list() if each.name == PAIR[0])

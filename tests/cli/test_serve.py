@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +29,19 @@ from edgespec.cli.terminal.log_writer import LogWriter
 from edgespec.cli.terminal.output import ProgressPrinter, State
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.load import Limits
+from edgespec.errors import DownloadError
 from edgespec.files.home import Home
 from edgespec.files.installation import install_command
+from edgespec.files.progress import Job
+from edgespec.server.faces.ollama_about import tagged
 from edgespec.server.schema import Request
+from edgespec.store.references import ModelSpec
+from edgespec.store.store import Store, StoredModel
 from tests.support.command_line import InProcess, command, environment
 from tests.support.http_server import WAIT_S, wait_until
 from tests.support.tiny_models import TinyModels, put_into_store
 
+TARGET, DRAFTER = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"  # the catalogue's default pair
 SERVING = re.compile(r"serving (.+) on http://[\d.]+:(\d+)/v1")
 
 
@@ -96,7 +104,9 @@ def test_a_server_answers_logs_and_ends_with_its_running_answers(tiny: TinyModel
         assert program.chat(model=str(tiny.slow)).status_code == 200
         assert program.chat(model="another").status_code == 404
         wait_until(lambda: "POST /v1/chat/completions 404" in program.err)
-        assert re.search(r"127\.0\.0\.1 POST /v1/chat/completions 200 .* 8 tokens, [\d.]+ tok/s", program.err)
+        time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"  # with the date: stderr is a file
+        line = rf"^{time} 127\.0\.0\.1 POST /v1/chat/completions 200 .* 8 tokens, [\d.]+ tok/s"
+        assert re.search(line, program.err, re.MULTILINE)
         assert reply["choices"][0]["message"]["content"] not in program.err
         assert "slow is loaded" in program.err
         with httpx.stream(
@@ -120,7 +130,7 @@ def test_a_second_ctrl_c_ends_a_server_and_the_log_has_text_if_asked(tiny: TinyM
     arguments = (tiny.slow, "--draft", "none", "--context", "8192", "--depth", "0", "--log-text")
     with serving(tiny, tmp_path / "log", *arguments) as program:
         program.chat(messages=[{"role": "user", "content": "a \x1b[2J word"}])
-        wait_until(lambda: "\n> a ?[2J word\n< " in program.err)
+        wait_until(lambda: "\n> a \\x1b[2J word\n< " in program.err)
         with socket.create_connection(("127.0.0.1", int(program.url.rpartition(":")[2]))) as own:
             content = b'{"messages": [{"role": "user", "content": "hello"}], "stream": true}'
             own.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
@@ -187,12 +197,37 @@ class Unwritable(io.StringIO):
         raise BrokenPipeError
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+def test_a_server_whose_stderr_is_on_a_full_disk_serves(tiny: TinyModels) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        port = own.getsockname()[1]
+    options = ("--port", str(port), "--draft", "none", tiny.target)
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen(command("serve", *options), stderr=full, env=environment(tiny.home.root))
+    try:
+        health = f"http://127.0.0.1:{port}/health"
+        wait_until(lambda: process.poll() is not None or answers(health))
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answers(address: str) -> bool:
+    try:
+        return httpx.get(address, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def test_a_model_loads_while_stderr_is_closed(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
     log, lines = LogWriter(), list[str]()
     monkeypatch.setattr(log, "write", lines.append)
     monkeypatch.setattr(sys, "stderr", Unwritable())
     profile = resolve_profile(None, target=str(tiny.target), draft="none", context=128)
-    with _load(profile, State(), threading.Event(), Limits(), log):
+    with _load(profile, State(), threading.Event(), threading.Event(), Limits(), log):
         assert lines[0].startswith("loading")
         assert lines[-1] == "target is loaded"
 
@@ -203,9 +238,35 @@ def test_a_model_is_freed_if_the_end_of_its_bar_fails(tiny: TinyModels, monkeypa
         changed.setattr(Engine, "close", lambda engine: closed.append(engine))
         changed.setattr(ProgressPrinter, "__exit__", lambda *_raised: Unwritable().write("the end"))
         with pytest.raises(BrokenPipeError):
-            _load(profile, State(less=True), threading.Event(), Limits(), LogWriter())
+            _load(profile, State(less=True), threading.Event(), threading.Event(), Limits(), LogWriter())
     (engine,) = closed
     engine.close()
+
+
+def test_only_the_first_load_may_fetch(tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that comes back after it was freed is loaded from what is on this machine."""
+    place, fetched, loaded = Home(tmp_path / "home"), list[str](), threading.Event()
+
+    def fetch(_store: Store, spec: ModelSpec, _job: Job) -> StoredModel:
+        fetched.append(spec.name)
+        raise DownloadError(spec.name)
+
+    monkeypatch.setenv("EDGESPEC_HOME", str(place.root))
+    monkeypatch.setattr(Store, "fetch", fetch)
+    put_into_store(place, TARGET, tiny.target.read_bytes())
+    drafter = put_into_store(place, DRAFTER, tiny.drafter.read_bytes())
+    profile = resolve_profile(None, target=TARGET, context=128)
+    load = partial(_load, profile, State(), threading.Event(), loaded, Limits(), LogWriter())
+    with load() as engine:
+        assert engine.plan.drafter_off is None
+    shutil.rmtree(drafter.parent)
+    with load() as engine:
+        assert engine.plan.drafter_off is not None
+        assert engine.ask("hello", max_tokens=3)
+    assert fetched == []
+    loaded.clear()
+    with load():
+        assert fetched == [DRAFTER]
 
 
 @pytest.mark.slow
@@ -283,10 +344,25 @@ def test_a_model_is_served_under_its_last_name_and_under_what_was_typed(given: s
     assert _names(profile, ("coder",))[0] == "coder"
 
 
+@pytest.mark.parametrize(
+    ("name", "listed"),
+    [
+        ("llama3.2:3b", "llama3.2:3b"),
+        ("llama3.2", "llama3.2:latest"),
+        ("someone/tuned", "someone/tuned:latest"),
+        ("hf.co/ORG/REPO-GGUF:Q4_K_M", "hf.co/ORG/REPO-GGUF:Q4_K_M"),
+    ],
+)
+def test_a_model_of_ollama_is_listed_under_the_name_that_ollama_shows(name: str, listed: str) -> None:
+    names = _names(resolve_profile(None, target=f"ollama:{name}"), ())
+    assert names == (name, f"ollama:{name}", "default")
+    assert tagged(names[0]) == listed
+
+
 def test_no_line_of_a_logged_text_looks_like_a_request() -> None:
     asked = Request(messages=({"role": "user", "content": "one\n12:00 POST"},))
     answers: list[Any] = [SimpleNamespace(text="two\n\x1b")]
-    assert texts_of(asked, answers) == ["> one\n> 12:00 POST", "< two\n< ?"]
+    assert texts_of(asked, answers) == ["> one\n> 12:00 POST", "< two\n< \\x1b"]
 
 
 def test_a_port_in_use_is_reported_with_its_holder(here: InProcess) -> None:

@@ -103,6 +103,20 @@ def test_ctrl_c_twice_within_two_seconds_is_not_forgiven(
         assert (interrupts.leaving, ended) == (True, [])
 
 
+@pytest.mark.parametrize("order", [(signal.SIGTERM, signal.SIGHUP), (signal.SIGHUP, signal.SIGTERM)])
+def test_a_sighup_with_a_forgiven_sigterm_is_not_the_second_of_two(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    """systemd sends both at the same time to what runs in a scope."""
+    monkeypatch.setattr(module.time, "monotonic", lambda: 100.0)
+    with interrupts.during(forgives=SIGNALS):
+        for number in (*order, signal.SIGHUP):
+            signal.raise_signal(number)
+            assert (interrupts.pending(), interrupts.leaving) == (True, False)
+        signal.raise_signal(signal.SIGTERM)
+    assert (interrupts.leaving, interrupts.exit_code) == (True, 128 + signal.SIGTERM)
+
+
 def test_a_second_ctrl_c_is_not_forgiven_before_the_first_was_obeyed(
     interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -64,15 +63,15 @@ def drafted(**changed: Any) -> DecodeStats:
         "decode_s": 5.0,
         "guessing_s": changed.get("decode_s", 5.0) or 0.0,
         "guessing_rounds": changed.get("rounds", 69),
-        "accepted_lengths": Counter({0: 7, 1: 20, 2: 34}),
-        "rounds_by_source": Counter({"lookup": 9, "model": 52}),
+        "accepted_lengths": {0: 7, 1: 20, 2: 34},
+        "rounds_by_source": {"lookup": 9, "model": 52},
     }
     return DecodeStats(**{**settings, **changed})
 
 
 def plainly(**changed: Any) -> DecodeStats:
     none = {"guessed_tokens": 0, "proposed": 0, "evaluated": 0, "accepted": 0, "rounds": 157, "draft_s": 0.0}
-    return drafted(**{**none, "accepted_lengths": Counter(), "rounds_by_source": Counter(), **changed})
+    return drafted(**{**none, "accepted_lengths": {}, "rounds_by_source": {}, **changed})
 
 
 def done(stats: DecodeStats | None = None, **changed: Any) -> Done:
@@ -223,7 +222,7 @@ def test_slow_rounds_without_guesses_are_not_charged_to_guessing() -> None:
     ],
 )
 def test_a_drafter_is_named_by_its_size(model: str | None, said: str) -> None:
-    stats = drafted(rounds_by_source=Counter({"model": 3}))
+    stats = drafted(rounds_by_source={"model": 3})
     assert f" guesses right ({said}) · " in line(done(stats, plan=plan(model)))
 
 
@@ -237,7 +236,7 @@ def test_a_drafter_is_named_by_its_size(model: str | None, said: str) -> None:
     ],
 )
 def test_the_status_line_names_the_drafters_that_guessed(sources: dict[str, int], said: str) -> None:
-    assert f"guesses right{said} · " in line(done(drafted(rounds_by_source=Counter(sources))))
+    assert f"guesses right{said} · " in line(done(drafted(rounds_by_source=sources)))
 
 
 def test_one_guess_is_printed_in_the_singular() -> None:

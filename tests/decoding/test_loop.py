@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import pytest
@@ -193,6 +194,16 @@ def test_each_accepted_token_has_the_source_named_in_the_proposal() -> None:
     assert spent.guessed_by == [None, "model", "model", "model", None]
     unnamed = answer_to(GREEDY, scripted.Named(known, ()), 3, max_tokens=5)
     assert unnamed.guessed_by == [None, "unknown", "unknown", "unknown", None]
+
+
+def test_the_fields_of_statistics_can_be_copied_and_written_as_json() -> None:
+    answer = answer_to(GREEDY, scripted.Named(KNOWN["greedy"], (), drafted_by="model"), 3, max_tokens=9)
+    stats = DecodeStats()
+    for record in answer.records:
+        stats.add_round(record)
+    assert DecodeStats(**asdict(stats)) == stats
+    found = json.loads(json.dumps(asdict(stats)))
+    assert (found["accepted_lengths"], found["rounds_by_source"]) == ({"3": 2}, {"model": 2})
 
 
 def test_an_accepted_end_of_sequence_counts_as_a_guess() -> None:

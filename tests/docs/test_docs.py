@@ -11,11 +11,14 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import edgespec
-from edgespec.cli.app import run
+from edgespec.cli.app import app, run
 from edgespec.profiles.layers import ADVANCED_KEYS, KEYS, from_table
 from tests.engine.test_tools import TEMPLATE
 from tests.golden.test_snapshot import SNAPSHOTS
@@ -200,6 +203,47 @@ def _check_program(words: list[str], page: str, capsys: pytest.CaptureFixture[st
             pytest.fail(f"{page} shows a program that this test does not know: {words}")
 
 
+def proposed(source: str) -> Iterator[str]:
+    """The commands between backquotes that the texts of a module name, without its docstrings."""
+    tree = ast.parse(source)
+    left_out = {each.value for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+    for whole in (each for each in ast.walk(tree) if isinstance(each, ast.JoinedStr)):
+        left_out |= {part for part in whole.values if isinstance(part, ast.Constant)}
+    for node in ast.walk(tree):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        if node in left_out or not all(isinstance(part, ast.Constant | ast.FormattedValue) for part in parts):
+            continue
+        said = [str(part.value) if isinstance(part, ast.Constant) else "MODEL" for part in parts]
+        yield from re.findall("`edgespec ([^`]+)`", "".join(said).replace("{}", "MODEL"))
+
+
+def test_every_command_that_the_program_proposes_is_complete() -> None:
+    found = {
+        (path.relative_to(ROOT).as_posix(), command)
+        for path in (ROOT / "edgespec").rglob("*.py")
+        for command in proposed(path.read_text(encoding="utf-8"))
+    }
+    assert len(found) > 40
+    wrong = [f"{path}: {command}: {error}" for path, command in sorted(found) if (error := _incomplete(command))]
+    assert not wrong, "\n".join(wrong)
+
+
+def _incomplete(command: str) -> str | None:
+    """Why the parser refuses a command; None too for a command alone, which only names it."""
+    name: Any = "edgespec"
+    current: Any = get_command(app)
+    arguments, context = shlex.split(command), None
+    try:
+        while isinstance(current, TyperGroup) and arguments:
+            context = current.make_context(name, arguments, parent=context)
+            name, current, arguments = current.resolve_command(context, [*context._protected_args, *context.args])
+        if arguments:
+            current.make_context(name, arguments, parent=context)
+    except Exception as error:
+        return str(error)
+    return None
+
+
 @pytest.mark.parametrize("page", [README, *PAGES])
 def test_every_documented_command_is_valid_shell(page: str) -> None:
     for block in [*fenced(page, "sh"), *console_commands(page)]:
@@ -210,7 +254,7 @@ def test_every_documented_command_is_valid_shell(page: str) -> None:
 @pytest.mark.parametrize("page", [README, *(page for page in PAGES if not page.startswith("docs/notes/"))])
 def test_every_option_mentioned_in_the_docs_exists(page: str) -> None:
     known = set(re.findall(r"--[a-z][a-z-]+", (SNAPSHOTS / "help.txt").read_text(encoding="utf-8")))
-    known |= {"--exclude-module", "--install"}  # options of PyInstaller and xcode-select
+    known |= {"--exclude-module", "--install", "--force"}  # options of PyInstaller, xcode-select and uv
     for script in [*(ROOT / "scripts").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
         known |= set(re.findall(r"--[a-z][a-z-]+", script.read_text(encoding="utf-8")))
     mentioned = {option for code in re.findall(r"`([^`\n]+)`", prose(page)) for option in _options(code)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from dataclasses import dataclass
 
 from edgespec.decoding.sampling import Sampling
@@ -24,6 +25,11 @@ class Forward:
     sequence: ProcessorSequence
     tokens: int
     rows: int
+
+
+def whole_characters(data: bytes) -> str:
+    """The text of an answer that is cut: without half of a character at its end."""
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(data)
 
 
 def plain_text(engine: Engine, prompt: str, **settings: object) -> Done:

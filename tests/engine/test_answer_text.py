@@ -94,3 +94,8 @@ def test_an_incomplete_character_at_the_end_is_shown_as_a_replacement_character(
     assert text.feed(0) == ("", False)
     assert text.flush() == "\ufffd"
     assert text.flush() == ""
+
+
+def test_half_of_a_character_is_left_out_of_a_cut_answer_but_not_bytes_that_are_none() -> None:
+    text = answer([b"a\xff" + "🙂".encode()[:3]])
+    assert text.feed(0)[0] + text.flush(cut=True) == "a\ufffd"

@@ -69,6 +69,17 @@ def test_a_form_is_that_of_the_new_text(engine: Engine) -> None:
         assert session.messages[-1]["content"] == '{"a": ' + found.text
 
 
+def test_an_answer_that_is_cut_within_a_character_is_continued_before_it(engine: Engine) -> None:
+    pytest.importorskip("llguidance")
+    with engine.session() as session:
+        cut = answer(session.generate(messages=ASKED, regex="𓀀{3}", max_tokens=6))  # four are a character
+        assert (cut.finish_reason, cut.text, len(cut.token_ids)) == ("length", "𓀀", 6)
+        more = answer(session.generate(messages=session.messages, regex="𓀀", max_tokens=20))
+        assert more.text == "𓀀"
+        assert session.messages[-1]["content"] == "𓀀𓀀"
+        assert answer(session.generate("and now", max_tokens=2)).token_ids
+
+
 def test_names_of_control_tokens_in_the_text_stay_text(engine: Engine) -> None:
     with engine.session() as session:
         harmless = answer(session.generate(messages=[*ASKED, begun("a")], max_tokens=1))

@@ -130,6 +130,13 @@ def test_file_sampling_comes_from_the_model_files_metadata(tmp_path: Path, tiny:
         assert engine.file_sampling.repeat_last_n == -1, "a penalty that is off has no window"
 
 
+@pytest.mark.parametrize("temperature", [0.6, -1.0], ids=["stated", "invalid"])
+def test_file_sampling_has_the_rule_of_its_engine(tmp_path: Path, tiny: TinyModels, temperature: float) -> None:
+    path = with_sampling(tmp_path / "drawn.gguf", {"temp": temperature})
+    with tiny.load(path, draft="none", rule="rejection") as engine:
+        assert engine.file_sampling.rule == "rejection"
+
+
 @pytest.mark.parametrize("values", [{}, {"temp": -1.0}, {"temp": float("nan")}, {"top_p": 0.0}])
 def test_missing_or_invalid_sampling_in_a_file_means_greedy(
     tmp_path: Path, tiny: TinyModels, values: Mapping[str, Any]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -36,6 +38,7 @@ from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.store.locate import Locator
 from edgespec.store.store import Store
 from tests.support.calibrating import shorten_calibration
+from tests.support.pages import fenced
 from tests.support.processor import processor_runtimes
 from tests.support.tiny_models import TinyModels, answer, invent_measurements, require_speculation
 from tests.support.trimmed_folder import write_trimmed_folder
@@ -116,6 +119,30 @@ def test_every_kind_of_drafter_works_in_a_process_and_restarts_after_a_loss(
                     wait_for_drafter(engine)
         (process,) = psutil.Process().children()
     assert not process.is_running()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "frozen",
+    [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform == "win32", reason="its program is a script"))],
+)
+def test_the_program_of_the_packaging_page_starts_its_drafter_as_a_script_and_frozen(
+    tiny: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    (text,) = fenced("docs/embedding/packaging.md", "python")
+    drafting = f'{str(tiny.target)!r}, draft={str(tiny.drafter)!r}, depth=2, threads=1, draft_isolation="process"'
+    script, program = tmp_path / "program.py", tmp_path / "program"
+    script.write_text(text.replace('"qwen2.5-coder-1.5b"', drafting), encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n', encoding="utf-8")
+    program.chmod(0o700)
+    names = runpy.run_path(str(script))
+    with monkeypatch.context() as patch:
+        if frozen:
+            patch.setattr(sys, "frozen", True, raising=False)
+            patch.setattr(sys, "executable", str(program))
+        with names["load"]() as engine:
+            wait_for_drafter(engine)
+            assert len(psutil.Process().children()) == 1
 
 
 @pytest.mark.parametrize("isolation", ["process", "thread"])

@@ -238,7 +238,7 @@ def test_acceptance_in_conversations_orders_drafters_and_excludes_none(
             if engine.pair.ranking is None:
                 pytest.skip("no times are expected of these kernels before they are measured")
             taught.append(str(drafter_of(engine)))
-            prior = AcceptancePrior(by_position=(0.01,) * POSITIONS, tokens=100.0)
+            prior = AcceptancePrior(by_position=(0.01,) * POSITIONS)
             known = engine.pair.measurements
             known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     assert sorted(taught) == sorted(paths)
@@ -258,7 +258,7 @@ def test_a_drafter_with_high_acceptance_is_used_where_a_usual_one_would_not_gain
             pytest.skip("no times are expected of these kernels before they are measured")
         assert drafter_of(engine) is None
     with load(target, home, draft=str(path), **settings) as engine:
-        prior = AcceptancePrior(by_position=(0.99,) * POSITIONS, tokens=100.0)
+        prior = AcceptancePrior(by_position=(0.99,) * POSITIONS)
         known = engine.pair.measurements
         known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
     with load(target, home, **settings) as engine:
@@ -603,7 +603,7 @@ def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_me
 
     def measure(name: str, rate: float, draft_s: float) -> None:
         with chosen(draft=name) as engine:
-            prior = AcceptancePrior(by_position=(rate,) * POSITIONS, tokens=100.0)
+            prior = AcceptancePrior(by_position=(rate,) * POSITIONS, position_tokens=(100.0,) * POSITIONS)
             known = engine.pair.measurements
             invent_measurements(engine, 0.1, draft_s)
             known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec.engine.engine import Engine
@@ -80,16 +81,33 @@ def test_a_hole_leaves_room_for_its_answer(engine: Engine) -> None:
         ({"prompt": "a", "suffix": "a", "files": "ab"}, "files must be a list of pairs of a name and a text"),
         ({"suffix": "a", "messages": [{"role": "user", "content": "a"}]}, "messages cannot be raw"),
         ({"prompt": "a", "suffix": "a", "tools": [{"type": "function", "function": {"name": "f"}}]}, "raw"),
-        ({"prompt": [1, 2]}, "the prompt must be text, not list"),
         ({"prompt": [], "raw": True}, "the prompt is empty"),
-        ({"prompt": [1, "a"], "raw": True}, "the prompt must be text, not list"),
-        ({"prompt": [1, -1], "raw": True}, "the prompt must be text, not list"),
         ({"prompt": [10**7], "raw": True}, "prompt names token 10000000, and this model's tokens are 0 to"),
     ],
 )
 def test_wrong_holes_and_prompts_are_refused_in_words(engine: Engine, asked: Any, said: str) -> None:
     with engine.session() as session, pytest.raises(InvalidRequestError, match=said):
         session.generate(**asked, max_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "raw", "said", "hint"),
+    [
+        ([1, -1], True, "text or a list of token ids, not list [1, -1]", "whole numbers from 0 on"),
+        ([1, "a"], True, "text or a list of token ids, not list [1, 'a']", "whole numbers from 0 on"),
+        (np.array([1, 2]), True, "text or a list of token ids, not ndarray array([1, 2])", "tolist()"),
+        ([1, 2], False, "text, not list [1, 2]", "raw=True"),
+        ([{"role": "user", "content": "a"}], False, "text, not list [{'role'", "messages="),
+    ],
+)
+def test_a_wrong_prompt_is_named_with_what_would_be_right(
+    engine: Engine, prompt: Any, raw: bool, said: str, hint: str
+) -> None:
+    with engine.session() as session, pytest.raises(InvalidRequestError) as raised:
+        session.generate(prompt, raw=raw)
+    assert raised.value.message.startswith(f"the prompt must be {said}")
+    assert hint in (raised.value.hint or "")
+    assert raised.value.param == "prompt"
 
 
 def test_a_model_without_the_tokens_is_named(tiny: TinyModels) -> None:

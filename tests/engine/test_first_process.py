@@ -240,10 +240,11 @@ def test_calibrating_our_kernels_repeats_the_self_check_and_probes_no_widths(
 def test_acceptance_learned_in_one_process_is_used_in_the_next(load: Callable[..., Engine], home: Home) -> None:
     with load() as engine, engine.session() as session:
         answer(session.generate(REPEATING, max_tokens=150))
-        learned = {source: prior for source, prior in engine.pair.policy.priors().items() if prior.tokens}  # type: ignore[attr-defined]
+        priors = engine.pair.policy.priors()  # type: ignore[attr-defined]
+        learned = {source: prior for source, prior in priors.items() if any(prior.position_tokens)}
         assert "lookup" in learned
     for path in home.measurements.glob("acceptance-*.json"):
-        assert json.loads(path.read_text())["acceptance"]["tokens"] > 0
+        assert json.loads(path.read_text())["acceptance"]["position_tokens"][0] > 0
     with load() as engine:
         assert engine.pair.measurements.priors["lookup"] == learned["lookup"]
         assert engine.pair.measurements.costs().acceptance["lookup"] != (0.6,)

@@ -13,6 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done, Text
 from edgespec.interfaces.drawing import are_allowed
 from edgespec.text.conversation.healing import healing
+from tests.engine.answers import whole_characters
 from tests.support.kernel_calls import require_native
 from tests.support.tiny_gguf import similar_drafter
 from tests.support.tiny_models import TinyModels, answer, read_all, shown
@@ -67,7 +68,7 @@ def by_hand(engine: Engine, prompt: str, tokens: int) -> str:
             said += text[max(0, left) :]
             left -= len(text)
             tokens -= left < 0 or not text
-    return said.decode("utf-8", "replace")
+    return whole_characters(said)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -110,7 +111,7 @@ def test_the_pieces_are_the_text_and_log_probabilities_are_of_what_is_shown(heal
             assert shown(events) == done.text == ask(healer, prompt, max_tokens=12).text
             tokens = [token for event in events if isinstance(event, Text) for token in event.tokens]
             data = b"".join(healer.tokenizer.token_bytes(token.id)[token.held :] for token in tokens)
-            assert data.decode("utf-8", "replace") == done.text
+            assert whole_characters(data) == done.text
             assert all(token.held == 0 for token in tokens[1:])
             first = tokens[0]
             assert first.logprob is not None

@@ -149,7 +149,9 @@ def test_an_answer_that_is_cancelled_before_it_begins_has_no_token(engine: Engin
     before = answer(session.generate("hello", max_tokens=5))
     generation = session.generate("hello", max_tokens=20)
     session.cancel()
-    done = answer(generation)
+    with session.generate("another answer, which runs", raw=True) as other:
+        next(other)
+        done = answer(generation)
     assert (done.token_ids, done.finish_reason) == ((), "cancelled")
     assert len(session.messages) == 2, "an answer without a token does not join the conversation"
     session.clear()
@@ -275,10 +277,39 @@ def test_cancel_after_the_last_token_keeps_the_whole_answer(engine: Engine, sess
     assert decoded is not None
     decoded.result(WAIT_S)
     session.cancel()
+    with pytest.raises(InvalidRequestError, match="already generating"):
+        session.cache_sizes("", [1])  # what keeps beginnings in between cuts no answer that is still read
     done = answer(generation)
     assert len(done.token_ids) == 20
     session.clear()
     assert answer(session.generate("hello", max_tokens=20)).token_ids == done.token_ids
+
+
+@pytest.mark.parametrize("stop", [[], ["e"]])
+def test_an_answer_that_is_closed_before_its_end_is_read_is_cancelled(session: Session, stop: list[str]) -> None:
+    """All tokens are decoded: the loop ended for another reason than the reader."""
+    generation = session.generate("hello world", max_tokens=20, stop=stop)
+    read = [next(generation) for _ in range(3)]
+    decoded = generation._task.decoded  # private: as above
+    assert decoded is not None
+    decoded.result(WAIT_S)
+    generation.close()
+    done = generation.result()
+    assert (done.finish_reason, done.stop_text, done.text) == ("cancelled", None, shown(read))
+    assert done.stats.emitted_tokens > len(done.token_ids)
+
+
+def test_a_session_is_free_after_cancel_while_the_answer_is_still_held(engine: Engine, session: Session) -> None:
+    expected = plain_text(engine, "more", max_tokens=5).text
+    generation = session.generate("hello", max_tokens=400)
+    read = [next(generation) for _ in range(3)]
+    session.cancel()
+    session.clear()
+    assert session.generate("more", max_tokens=5).text == expected
+    rest, done = read_all(generation)
+    assert (done.finish_reason, done.text, rest) == ("cancelled", shown(read), [done])
+    assert generation.result() == done
+    assert [message["content"] for message in session.messages] == ["more", expected]
 
 
 def test_cancel_from_many_threads_at_random_moments_leaves_a_usable_session(engine: Engine) -> None:

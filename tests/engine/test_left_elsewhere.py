@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from edgespec.engine.session import Session
 from edgespec.errors import ClosedError
 from edgespec.text.conversation.conversation import Conversation
 from tests.engine.answers import plain_text
-from tests.support.tiny_models import TinyModels, answer
+from tests.support.tiny_models import TinyModels, answer, read_all, shown
 
 PROMPTS = ("hello world", "who are you", "count to ten", "the word")
 TOKENS = 12
@@ -114,6 +115,21 @@ def test_an_answer_cancelled_at_its_end_leaves_the_next_one_alone(engine: Engine
             session.clear()
             check_next(session, second, alone)
             session.clear()
+
+
+def test_a_session_that_is_used_after_cancel_gives_the_reader_its_end(engine: Engine, alone: dict[str, str]) -> None:
+    with engine.session() as session, ThreadPoolExecutor(1) as readers:
+        for first, second in prompts(SECONDS):
+            session.clear()
+            generation = session.generate(first, max_tokens=400, depth=3)
+            reading = readers.submit(read_all, generation)
+            soon(session.cancel).join()
+            assert len(answer(session.generate(second, max_tokens=TOKENS, raw=True)).token_ids) == TOKENS
+            events, done = reading.result()
+            assert shown(events) == done.text
+            assert [message["content"] for message in session.messages] == ([first, done.text] if done.text else [])
+            session.clear()
+            check_next(session, second, alone)
 
 
 def follow_until_closed(session: Session, alone: dict[str, str]) -> None:

@@ -179,7 +179,7 @@ def test_a_drafter_beats_another_where_its_counted_guesses_cannot_be_chance(
     def judged(name: str, rate: float) -> Judgement:
         facts = replace(DRAFTER, name=name, sha256=f"sha256:{name}", bytes_per_forward=10)
         store.save(TIMES, invented_times(0.01), facts)
-        prior = AcceptancePrior(by_position=(rate,) * POSITIONS, tokens=tokens)
+        prior = AcceptancePrior(by_position=(rate,) * POSITIONS, position_tokens=(tokens,) * POSITIONS)
         store.save(ACCEPTANCE, prior, target, f"model:{facts.sha256}")
         return judge_drafter(store, target, DraftingModel(facts=facts), request("lookup"), GIB)
 

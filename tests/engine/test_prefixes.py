@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -44,7 +45,7 @@ from edgespec.engine.prefixes.stored import (
     stored_prefixes,
 )
 from edgespec.errors import DiskSpaceError
-from edgespec.files import session_file
+from edgespec.files import provenance, session_file
 from edgespec.files.home import Home
 from edgespec.files.provenance import NO_MAC
 from edgespec.interfaces.counted_text import common_prefix
@@ -299,6 +300,25 @@ def test_a_damaged_prefix_is_removed_and_the_answer_is_right(
             said = engine.keep_prefixes()
         assert len([each for each in said if "is read again" in each]) == 1
         assert asked(engine, "two people").stats.cached_tokens > 0, "it was kept again"
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [(session_file.SessionFile, "_read_header"), (session_file.SessionFile, "_read"), (provenance, "read_bounded")],
+)
+def test_a_prefix_that_cannot_be_read_now_is_kept(
+    long: Path, kept: Home, monkeypatch: pytest.MonkeyPatch, place: Any, name: str
+) -> None:
+    def fails(*_arguments: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = the_prefix(kept)
+    with loaded(long, kept) as engine:
+        with monkeypatch.context() as patch, engine.session(system=SYSTEM) as session:
+            patch.setattr(place, name, fails)
+            assert answer(session.generate("three people", max_tokens=1)).stats.cached_tokens == 0
+        assert path.exists()
+        assert asked(engine, "two people").stats.cached_tokens > 0
 
 
 def test_a_prefix_under_another_name_or_of_another_home_is_not_used(

@@ -14,6 +14,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.home import home
 from edgespec.text.conversation import call_formats
 from tests.support.call_samples import SAMPLES
+from tests.support.call_templates import CALL_TEMPLATES
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates
 from tests.support.scripted_gguf import write_scripted_gguf
@@ -43,7 +44,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "description": "The 
 @pytest.fixture(scope="module")
 def templates() -> dict[str, str]:
     try:
-        return real_templates(home().create(home().root / "test-data"))
+        return real_templates(home().create(home().root / "test-data")) | CALL_TEMPLATES
     except IndexUnreachableError as error:
         pytest.skip(f"the templates cannot be fetched: {error}")
 

@@ -423,7 +423,9 @@ def test_a_session_of_another_model_is_refused(engine: Engine, tiny: TinyModels,
     assert error.reason == "it is a session of target, and stranger is loaded"
     assert error.hint == "load target"
     parts = Parts.of(saved)
-    parts.header["model"].update(name="evil\x1b[2J\n" * 99, architecture="other")
+    parts.header["model"].update(name="山田\u3000👩\u200d💻", architecture="other")
+    assert refused(engine, put(parts.written()), put).hint == "load 山田\u3000👩\u200d💻"
+    parts.header["model"].update(name="evil\x1b[2J\n" * 99)
     error = refused(engine, put(parts.written()), put)
     assert error.message.isprintable()
     assert len(error.message) < 300

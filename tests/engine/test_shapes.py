@@ -118,8 +118,22 @@ def test_the_typed_options_are_those_of_the_records() -> None:
 def test_a_wrong_option_of_load_is_named_as_an_argument(tiny: TinyModels) -> None:
     with pytest.raises(ProfileError, match=r"^context must be"):
         tiny.load(context=1)
-    with pytest.raises(ProfileError, match=r"^the arguments: unknown key"):
-        tiny.load(contxt=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("contxt", "context"),
+        ("dowload", "download"),
+        ("limit", "limits"),
+        ("model", "target"),
+        ("model_path", "target"),
+    ],
+)
+def test_a_mistyped_argument_of_load_is_named_with_the_nearest(tiny: TinyModels, name: str, meant: str) -> None:
+    with pytest.raises(ProfileError, match=rf'^the arguments: unknown key "{name}"$') as raised:
+        tiny.load(**{name: 1})  # type: ignore[arg-type]
+    assert raised.value.hint == f'Did you mean "{meant}"?'
 
 
 # ------------------------------------------------------------------------------------------------- old shapes

@@ -43,6 +43,18 @@ def test_the_template_reads_the_variables_of_a_request(engine: Engine) -> None:
     assert tokens(engine, {"enable_thinking": True}, think=False) == plain, "the request's own value counts"
 
 
+def test_the_switch_of_thinking_has_its_other_name_too_if_it_is_asked_for(tiny: TinyModels) -> None:
+    granite = "{%- if thinking %}Think first. {% endif %}{% if thinking is false %}Quick: {% endif %}"
+    with tiny.load(tiny.with_template("granite", granite + CHATML), draft="none") as engine:
+        assert engine.has_thinking_switch
+        plain = tokens(engine, None)
+        assert tokens(engine, {"enable_thinking": True}) > plain, "by default it does not think"
+        quick = tokens(engine, {"enable_thinking": False})
+        assert tokens(engine, None, think=False) == quick > plain
+        assert tokens(engine, {"enable_thinking": True, "thinking": False}) == quick, "the template's name counts"
+        assert tokens(engine, {"enable_thinking": True}, think=False) == tokens(engine, {"thinking": True})
+
+
 def test_variables_count_for_one_answer_and_leave_the_cache_right(engine: Engine) -> None:
     with engine.session() as session, engine.session() as other:
         for variables in ({"date": "1 May"}, None, {"date": "2 May"}):

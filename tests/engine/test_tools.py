@@ -281,6 +281,7 @@ def nested(depth: int) -> Any:
         ([{"type": "retrieval", "function": {"name": "x"}}], None, "tool 0 is not a function"),
         ([tool("")], None, "tool 0 has no valid name: ''"),
         ([tool("x" * 129)], None, "tool 0 has no valid name"),
+        ([tool("天気")], None, "tool 0 has no valid name: '天気'"),
         ([tool("<|im_end|>")], None, "tool 0 has no valid name"),
         ([tool(description=3)], None, "the description of the tool weather is not text"),
         ([tool(parameters=[])], None, "the parameters of the tool weather are not a JSON schema of an object"),
@@ -310,6 +311,7 @@ def test_wrong_tools_are_refused(session: Session, tools: Any, choice: Any, said
     with pytest.raises(InvalidRequestError) as raised:
         session.generate("hello", tools=tools, tool_choice=choice)
     assert raised.value.message.startswith(said)
+    assert "no valid name" not in said or "letters of ASCII" in str(raised.value.hint)
     assert raised.value.param == ("tools" if choice is None else "tool_choice")
     assert session.messages == ()
 

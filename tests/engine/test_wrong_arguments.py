@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edgespec import Limits
@@ -34,13 +36,28 @@ def test_limits_are_whole_numbers_from_one_on(name: str, value: Any) -> None:
     ("wrong", "said"),
     [
         ({"limits": 5}, "limits must be Limits, not int"),
+        ({"profile": 5}, "profile must be a name or a path, not int"),
+        ({"draft": 5}, "draft must be a MODEL"),
+        ({"threads": True}, "threads must be"),
         ({"store_home": 5}, "a home must be a folder's path, not int"),
         ({"store_home": "~no-such-user/x"}, "the home folder cannot be found"),
     ],
 )
 def test_what_is_not_a_limit_or_a_folder_is_refused(tiny: TinyModels, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(EdgespecError, match=said):
-        Engine.load(str(tiny.target), draft="none", **wrong)
+        Engine.load(str(tiny.target), **{"draft": "none", **wrong})
+
+
+def test_paths_and_the_numbers_of_numpy_are_taken_as_text_and_numbers_are(tiny: TinyModels, tmp_path: Path) -> None:
+    profile = tmp_path / "own.toml"
+    profile.write_text("depth = 1\n")
+    given = {"context": np.int64(512), "threads": np.int32(1), "max_memory_fraction": np.float32(0.5)}
+    limits = Limits(max_threads=np.int64(1))  # type: ignore[arg-type]
+    with Engine.load(tiny.target, draft=tiny.drafter, profile=profile, limits=limits, **given) as engine:  # type: ignore[arg-type]
+        found, values = engine.profile, {name: engine.profile.values()[name] for name in given}
+        assert (found.target, found.draft, found.depth) == (str(tiny.target), str(tiny.drafter), 1)
+        assert json.loads(json.dumps(values)) == values == given
+        assert type(limits.max_threads) is int
 
 
 @pytest.mark.parametrize("kind", [str, Path])
@@ -55,6 +72,19 @@ def test_a_path_is_text(engine: Engine, wrong: Any) -> None:
         session.save(wrong)
     with pytest.raises(InvalidRequestError, match="must be text or a Path"):
         engine.restore(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"hello", ["hello"]])
+def test_what_is_counted_is_text(engine: Engine, wrong: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="the text must be text, not") as raised:
+        engine.count_tokens(wrong)
+    assert raised.value.param == "text"
+
+
+@pytest.mark.parametrize("wrong", ["100", 1.5, True, -1])
+def test_room_for_a_branch_is_a_whole_number(engine: Engine, wrong: Any) -> None:
+    with engine.session() as session, pytest.raises(InvalidRequestError, match="spare_tokens must be"):
+        session.branch(spare_tokens=wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "hello", {"role": "user"}])

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +119,29 @@ def test_the_tk_windows_thread_passes_text_errors_and_the_end(engine: Engine) ->
         assert "".join(said[:-2])
         window.read("")
         assert [window.pieces.get(), window.pieces.get()] == ["the prompt is empty\n", None]
+        window.session = None
+        with pytest.raises(AttributeError):
+            window.read("hello")
+        assert window.pieces.get_nowait() is None, "a fault ends the answer too"
+
+
+def test_a_return_during_an_answer_of_the_tk_window_leaves_its_stop_button() -> None:
+    """Without a display: the part of the window that begins answers and shows them."""
+    module = load("tk_window")
+    window, labels, asked = module.Window.__new__(module.Window), list[str](), list[str]()
+    window.session, window.busy, window.pieces = SimpleNamespace(cancel=None), False, module.queue.Queue()
+    window.prompt = SimpleNamespace(get=lambda: "hello")
+    window.button = SimpleNamespace(config=lambda text, command: labels.append(text))
+    window.root = SimpleNamespace(after=lambda _ms, _call: None)
+    window.read = asked.append
+    for _ in range(2):
+        window.ask()
+    assert labels == ["Stop"]
+    window.pieces.put(None)
+    window.show()
+    window.ask()
+    assert labels == ["Stop", "Ask", "Stop"]
+    wait_until(lambda: asked == ["hello", "hello"])
 
 
 def test_the_textual_screen_answers_and_escape_stops(engine: Engine) -> None:

@@ -65,7 +65,7 @@ def test_a_converted_tokenizer_gives_the_gguf_keys(tmp_path: Path) -> None:
     assert values["tokenizer.chat_template"] == "{{ messages }}"
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "dbrx", "gpt-4o", "seed-coder", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "dbrx", "gpt-4o", "tekken", "seed-coder", "qwen2"])
 def test_the_pre_tokenizer_is_recognised_by_its_structure(tmp_path: Path, pre: str) -> None:
     assert changed(tmp_path, pre=pre).pre == pre
 
@@ -112,6 +112,7 @@ def test_an_unknown_pre_tokenizer_is_refused() -> None:
     split, plain = pre_tokenizer["pretokenizers"]
     assert byte_level_name(normalizer, pre_tokenizer, ignore_merges=False) == "qwen2"
     assert byte_level_name(None, pre_tokenizer, ignore_merges=False) == "qwen2"
+    wrong: Any
     for wrong in (
         None,
         7,

@@ -58,6 +58,11 @@ def test_a_worker_failure_is_a_json_answer_and_tool_output_goes_to_stderr(tmp_pa
     assert "Traceback" in err
 
 
+def test_the_worker_says_what_it_does_before_it_imports_pytorch(tmp_path: Path) -> None:
+    _, said, _ = run("convert", tmp_path, tmp_path, "as stated")
+    assert said[0] == {"stage": "reading the model"}, "PyTorch may be absent here"
+
+
 def test_a_worker_call_without_arguments_fails() -> None:
     code, said, _ = run()
     assert code == 1

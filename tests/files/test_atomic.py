@@ -185,12 +185,27 @@ def test_temporaries_of_another_user_are_kept_and_links_in_folders_are_not_follo
     assert names(tmp_path / "own") == ["file"]
 
 
-def test_temporaries_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HOUR_S = 3600
+
+
+@pytest.mark.parametrize("clock_set_s", [0, 10**6, -(10**6)])
+def test_temporaries_of_another_host_are_removed_a_day_after_the_last_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock_set_s: int
+) -> None:
+    """By the clock of the file system, which may be another machine's."""
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + clock_set_s)
     monkeypatch.setattr(atomic, "_HOST", "aaaaaa")
-    name = temporary_name("model.bin").replace(f"-{os.getpid()}-", "-4194999-")
+    old, young, ahead, exported = (tmp_path / temporary_name(f"{name}.bin") for name in ("a", "b", "c", "d"))
     monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
-    (tmp_path / name).write_bytes(b"x")
-    assert remove_stale_temporaries(tmp_path) == []
+    exported.mkdir()
+    inside = exported / "weights"
+    for path, age_s in ((old, 48 * HOUR_S), (young, HOUR_S), (ahead, -HOUR_S), (inside, HOUR_S)):
+        set_time(path, -clock_set_s - age_s)
+    os.utime(exported, (0, 0))  # a folder's own time says nothing of the files that are written in it
+    assert remove_stale_temporaries(tmp_path) == [old]
+    os.utime(inside, (0, 0))
+    assert remove_stale_temporaries(tmp_path) == [exported]
+    assert names(tmp_path) == sorted([young.name, ahead.name])
 
 
 @pytest.fixture
@@ -260,8 +275,8 @@ def test_temporaries_of_a_container_with_the_same_hostname_are_kept(tmp_path: Pa
         if not name:
             pytest.skip("process numbers of one's own are not allowed here")
         (tmp_path / name).write_bytes(b"x")
-        long_ago = time.time() - 10**6  # the process with that pid on this host is younger
-        os.utime(tmp_path / name, (long_ago, long_ago))
+        an_hour_ago = time.time() - HOUR_S
+        os.utime(tmp_path / name, (an_hour_ago, an_hour_ago))
         assert remove_stale_temporaries(tmp_path) == []
     finally:
         inside.kill()

@@ -129,8 +129,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "tokens-not-an-array": (_key("tokenizer.ggml.tokens", STR, "a"), "array of string"),
     "tokens-of-numbers": (_key("tokenizer.ggml.tokens", ARR, array(I32, [1, 2])), "array of string"),
     "tokens-empty": (_key("tokenizer.ggml.tokens", ARR, array(STR, [])), "is empty"),
-    "token-types-uint32": (
-        build([*TOKENS, ("tokenizer.ggml.token_type", ARR, array(U32, [1, 1]))]),
+    "token-types-uint32": (build([*TOKENS, ("tokenizer.ggml.token_type", ARR, array(U32, [1, 1]))]), "mlx_lm"),
+    "token-types-uint64": (
+        build([*TOKENS, ("tokenizer.ggml.token_type", ARR, array(U64, [1, 1]))]),
         "array of int32",
     ),
     "token-types-too-few": (

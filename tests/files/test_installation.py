@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.files import installation
-from edgespec.files.installation import install_command
+from edgespec.files.installation import install_command, package_command
 
 WHEEL = "/a b/dist/edgespec-0.1.0-py3-none-any.whl"
 
@@ -59,16 +59,57 @@ def test_other_installations_are_named_by_their_origin(
     assert shlex.split(command)[-1] == wanted
 
 
-def test_a_tool_of_uv_is_installed_again(no_clone: Path) -> None:
-    (no_clone / "uv-receipt.toml").touch()
+RECEIPT = """
+[tool]
+requirements = [
+    { name = "edgespec", extras = ["serve", "onnx"], directory = "/home/me/edgespec" },
+    { name = "tomli-w", specifier = ">=1" },
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("receipt", "extras", "further"),
+    [
+        (RECEIPT, "serve,onnx,", '--with "tomli-w>=1" '),
+        ('[tool]\nrequirements = [{ name = "edgespec" }]', "", ""),
+        ("", "", ""),
+        ("[tool", "", ""),
+        ("tool = 3", "", ""),
+        ("[tool]\nrequirements = [3]", "", ""),
+    ],
+)
+def test_a_tool_of_uv_is_installed_again_with_what_it_has(
+    receipt: str, extras: str, further: str, no_clone: Path
+) -> None:
+    """What the command does not name is gone afterwards."""
+    (no_clone / "uv-receipt.toml").write_text(receipt, encoding="utf-8")
     (no_clone / "pyproject.toml").touch()
-    assert install_command("llama") == f'uv tool install --force "{no_clone}[llama]"'
+    own = f"uv tool install --force {further}"
+    assert install_command("llama") == f'{own}--editable "{no_clone}[{extras}llama]"'
+    assert install_command("serve").count("serve") == 1
+    kept = f'"{no_clone}[{extras.rstrip(",")}]"' if extras else no_clone
+    assert package_command("socksio") == f"{own}--with socksio --editable {kept}"
 
 
-@pytest.mark.parametrize("pip", [True, False])
-def test_an_environment_without_pip_is_uvs(pip: bool, no_clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("python", "named"), [("/venv/bin/python", "/venv/bin/python"), ("/my venv/python", '"/my venv/python"')]
+)
+@pytest.mark.parametrize(("pip", "form"), [(True, "{} -m pip install"), (False, "uv pip install --python {}")])
+def test_the_commands_install_into_the_environment_that_runs(
+    pip: bool, form: str, python: str, named: str, no_clone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another may be active in the shell, or none. One that uv made has no pip."""
     monkeypatch.setattr(util, "find_spec", lambda _name: object() if pip else None)
-    assert install_command("llama").startswith("pip install " if pip else "uv pip install ")
+    monkeypatch.setattr(metadata, "distribution", lambda _name: Installed(None))
+    monkeypatch.setattr(sys, "executable", python)
+    assert install_command("llama") == f'{form.format(named)} "edgespec[llama]"'
+    assert package_command("socksio") == f"{form.format(named)} socksio"
+
+
+def test_a_clone_stays_the_place_that_runs(no_clone: Path) -> None:
+    (no_clone / "pyproject.toml").touch()
+    assert install_command("llama").endswith(f'install --editable "{no_clone}[llama]"')
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names of folders differ there")

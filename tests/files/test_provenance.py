@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -91,6 +92,21 @@ def test_a_home_that_can_keep_no_secret_makes_files_without_a_code(
     monkeypatch.setattr(provenance, "replacing", full)
     assert mac_in(home, DIGEST) == NO_MAC
     assert not home.secret.exists()
+
+
+def test_a_secret_that_cannot_be_read_now_is_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac, secret = mac_in(home, DIGEST), home.secret.read_bytes()
+
+    def fails(*_arguments: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "read_bounded", fails)
+        assert mac_in(home, DIGEST) == NO_MAC
+        with pytest.raises(OSError, match="Input/output"):
+            made_in(home, DIGEST, mac)
+    assert home.secret.read_bytes() == secret
+    assert made_in(home, DIGEST, mac)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from edgespec.errors import MemoryLimitError, ModelFileError
 from edgespec.files.gguf.header import read_header
+from edgespec.files.model_file import read_model_file
 from edgespec.files.safetensors import SafeTensor, read_safetensors, read_safetensors_folder, to_float32
 from edgespec.runtimes.native.weights import WeightFiles
 from tests.support.hf_folder import write_safetensors
@@ -220,6 +221,19 @@ def test_control_characters_of_a_name_are_shown_escaped_in_message_and_hint(name
 
 
 # --------------------------------------------------------------------------------------------- folders
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "."])
+def test_a_model_in_safetensors_is_refused_with_the_command_that_converts_its_folder(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", {"a": ("F32", np.zeros((2, 2), np.float32))})
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match="safetensors") as raised:
+        read_model_file(folder / name)
+    assert raised.value.hint == f'convert it: `edgespec export "{folder}" --to gguf -o DIR`'
 
 
 def sharded(folder: Path, weight_map: Any) -> Path:

@@ -51,10 +51,16 @@ def test_a_group_set_to_max_has_no_limit(mount: Path) -> None:
     assert processor_limit() is None
 
 
-def test_page_cache_counts_as_free_memory(mount: Path) -> None:
-    statistics = f"anon 7\nfile 9\ninactive_file {2 * GIB}\nactive_file 3\ntotal_inactive_file {GIB}"
+WEIGHTS = 1_400_000_000
+
+
+@pytest.mark.parametrize(("inactive", "active"), [(WEIGHTS, 0), (0, WEIGHTS), (WEIGHTS - 3, 3)])
+def test_page_cache_counts_as_free_memory(mount: Path, inactive: int, active: int) -> None:
+    """Weights that are mapped a second time go to the active list."""
+    rest = f"anon 7\nfile 9\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}"
+    statistics = f"inactive_file {inactive}\nactive_file {active}\n{rest}"
     put(mount, memory_max=4 * GIB, memory_current=3 * GIB, memory_stat=statistics)
-    assert memory_limits() == [MemoryLimit(4 * GIB, 3 * GIB)]
+    assert memory_limits() == [MemoryLimit(4 * GIB, GIB + WEIGHTS)]
 
 
 @pytest.mark.parametrize("used", [None, "", "x", 0])
@@ -129,7 +135,7 @@ def test_a_malformed_membership_falls_back_to_the_root(mount: Path, text: str) -
 
 
 def test_version_1_memory_and_processor_limits(mount: Path) -> None:
-    statistics = f"inactive_file 1\ntotal_inactive_file {GIB}"
+    statistics = f"inactive_file 1\nactive_file 1\ntotal_inactive_file {GIB // 2}\ntotal_active_file {GIB // 2}"
     put(mount / "memory", memory_limit_in_bytes=4 * GIB, memory_usage_in_bytes=3 * GIB, memory_stat=statistics)
     put(mount / "cpu", cpu_cfs_quota_us=250000, cpu_cfs_period_us=100000)
     assert memory_limits() == [MemoryLimit(4 * GIB, 2 * GIB)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import platform
 import subprocess
@@ -24,6 +25,7 @@ from edgespec.hardware.machine import (
     describe_machine,
     memory_bytes,
     physical_cores,
+    process_bytes,
     usable_processors,
 )
 
@@ -82,6 +84,19 @@ def test_this_machine_has_plausible_values() -> None:
     assert 0 < machine.available_memory_bytes <= machine.total_memory_bytes
     assert machine.processor
     assert len(machine.system.split()) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere pages of mapped files are not available")
+def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
+    size = 64 * 2**20
+    (tmp_path / "weights").write_bytes(bytes(size))
+    before = process_bytes()
+    with (tmp_path / "weights").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped.find(b"x") == -1  # reads all pages
+        assert process_bytes() - before < size // 2
+    own = bytearray(b"x") * size
+    assert process_bytes() - before > size // 2
+    del own
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process to cores")

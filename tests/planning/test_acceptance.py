@@ -140,20 +140,29 @@ def test_a_prior_is_learned_from_all_tokens_not_only_the_last() -> None:
 
 
 def test_one_answer_does_not_outweigh_the_prior_of_many() -> None:
-    known = AcceptancePrior(by_position=(0.8,) * POSITIONS, by_confidence=(0.8,) * BINS, tokens=256)
+    """A rate weighs as much as the tokens behind it, not as all tokens behind all rates."""
+    known = AcceptancePrior(
+        by_position=(0.8,) * POSITIONS,
+        by_confidence=(0.8,) * BINS,
+        position_tokens=(256.0, *(0.0,) * 7),
+        confidence_tokens=(*(0.0,) * 8, 256.0, 8.0),
+    )
     acceptance = Acceptance(known)
     for _ in range(64):
-        acceptance.learn((0.85,), [False])
+        acceptance.learn((0.85, 0.95), [True, False])
     left = acceptance.as_prior()
-    assert left.by_position == (pytest.approx(0.8 * 256 / 320), *known.by_position[1:])
-    assert left.by_confidence == (*known.by_confidence[:8], pytest.approx(0.8 * 256 / 320), 0.8)
+    many = (64 + 0.8 * 256) / 320
+    assert left.by_position == pytest.approx((many, 0.8 * 4 / 68, *(0.8,) * 6)), "4 at least"
+    assert left.by_confidence == pytest.approx((*(0.8,) * 8, many, 0.8 * 8 / 72))
+    assert left.position_tokens == (256, 64, *(0,) * 6), "capped at HANDED_ON_STRENGTH"
+    assert left.confidence_tokens == (*(0,) * 8, 256, 72)
 
 
 def test_a_prior_of_few_tokens_gives_way_to_more() -> None:
     acceptance = Acceptance()
     acceptance.learn((), [False] * 6)
     prior = acceptance.as_prior()
-    assert prior.tokens == 6
+    assert prior.position_tokens == (1,) * 6 + (0, 0)
     for _ in range(3):
         again = Acceptance(prior)
         for _ in range(8):
@@ -162,23 +171,16 @@ def test_a_prior_of_few_tokens_gives_way_to_more() -> None:
     first = prior.by_position[0]
     assert first is not None
     assert first > 0.6, "24 of 25 were right at this position"
-    for _ in range(30):
-        prior = taught_further(prior, 100)
-    assert prior.tokens == 256, "capped at HANDED_ON_STRENGTH"
 
 
-def taught_further(prior: AcceptancePrior, tokens: int) -> AcceptancePrior:
-    acceptance = Acceptance(prior)
-    acceptance.learn((), [True] * tokens)
-    return acceptance.as_prior()
-
-
-def test_a_stored_prior_without_a_token_count_has_little_weight() -> None:
-    prior = AcceptancePrior(by_position=(0.5,) * POSITIONS, tokens=200)
+def test_a_stored_prior_without_token_counts_has_little_weight() -> None:
+    prior = AcceptancePrior(
+        by_position=(0.5,) * POSITIONS, position_tokens=(200.0,) * POSITIONS, confidence_tokens=(100.0,) * BINS
+    )
     stored = to_json(prior)
-    assert kind_of(ACCEPTANCE.hint).read(stored).tokens == 200
-    del stored["tokens"]
-    assert kind_of(ACCEPTANCE.hint).read(stored).tokens == 30
+    assert kind_of(ACCEPTANCE.hint).read(stored) == prior
+    del stored["position_tokens"], stored["confidence_tokens"]
+    assert kind_of(ACCEPTANCE.hint).read({**stored, "tokens": 256.0}) == prior.of_at_most(30)
 
 
 def test_faded_counts_give_way_to_the_next_tokens() -> None:

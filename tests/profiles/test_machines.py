@@ -51,7 +51,7 @@ def test_a_missing_machine_file_is_an_error(tmp_path: Path, name: str) -> None:
     ("content", "words"),
     [
         (b"description = ", "line 1: not valid TOML"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"\xff\xff", "not UTF-8"),
         (b"#" * 1_000_001, "larger than"),
         (b"a = " + b"9" * 5000, "a number that is too long"),
     ],

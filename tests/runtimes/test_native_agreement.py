@@ -44,7 +44,7 @@ def check_agreement(path: Path, context: int = 200, *, is_exact: bool = True) ->
         divergences.append(float((p * np.log(p / q)).sum()))
         spreads.append(float(np.abs(own - their).max()))
         same += int(np.argmax(own) == np.argmax(their))
-    if is_exact:
+    if is_exact:  # with caches of halves llama.cpp's own scores of tiny Gemma 4 are 0.04 off those with floats
         assert max(spreads) < 0.03
     # The two runtimes round activations to 8 bits differently; logits spread over about 3.
     assert np.mean(divergences) < 0.01

@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import TensorInfo
 from edgespec.files.trimmed_drafter import read_artefact
 from edgespec.interfaces.rows import LogitsArray
 from edgespec.runtimes.native.layout import read_layout
-from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, has_sidecar
+from edgespec.runtimes.native.model import NativeModel, NativeSettings, bytes_spared, kept_weights
 from edgespec.runtimes.native.tensors import ModelLayout, WeightTensor
 from edgespec.runtimes.native.weights import NativeWeights, SidecarFile
 from tests.runtimes.contract import equal, logits
@@ -142,7 +142,7 @@ def test_fused_tensors_have_a_sidecar(tmp_path: Path, monkeypatch: pytest.Monkey
         ):
             found.append(rows_of(model))
             kept = SidecarFile(path=sidecar, sha256="ab")
-            assert has_sidecar(kept, located(path), requantized=requantized)
+            assert kept_weights(kept, located(path), requantized=requantized).is_there()
         assert bool(strips) is relays
     assert all(equal(rows, found[0]) for rows in found)
 

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import mmap
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -193,7 +194,7 @@ def test_a_sidecar_with_another_tile_layout_is_laid_out_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trouble", ["no folder", "full", "little space", "slow", "not a file", "unwritable"])
+@pytest.mark.parametrize("trouble", ["no folder", "full", "little space", "not a file", "unwritable"])
 def test_a_sidecar_that_cannot_be_written_is_not_an_error(
     path: Path, sidecar: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
@@ -211,9 +212,6 @@ def test_a_sidecar_that_cannot_be_written_is_not_an_error(
     elif trouble == "little space":
         size = native_weights.tile_bytes(require_native(), read_layout(read_header(path)))
         monkeypatch.setattr(disk, "free_bytes", lambda _path: 3 * size + disk.SLACK_BYTES)
-    elif trouble == "slow":
-        clock = iter(range(0, 10_000, 1000))
-        monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     elif trouble == "unwritable":  # read-only, also for root
         monkeypatch.setattr(native_sidecar, "replacing", refuse)
     else:
@@ -221,6 +219,46 @@ def test_a_sidecar_that_cannot_be_written_is_not_an_error(
     before = sorted(sidecar.parent.parent.rglob("*"))
     assert scores(path, sidecar) == scores(path, None)
     assert sorted(sidecar.parent.parent.rglob("*")) == before
+
+
+class SlowDisk:
+    """A clock by which a look takes 1000 s."""
+
+    def __init__(self, now: float) -> None:
+        self.now, self.passed = now, 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        self.passed += 1000.0
+        return self.passed
+
+
+def test_a_disk_that_was_too_slow_is_tried_again_after_a_month(
+    library: NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = np.ones(64, dtype=np.uint8)
+    sidecar, other = (
+        Sidecar(path=tmp_path / "tiles", key=key, tile_bytes=64, library=library, threads=1, cancelled=lambda: False)
+        for key in (bytes(32), b"another model".ljust(32))
+    )
+    day_s = 24 * 3600
+    disk_ = SlowDisk(time.time())
+    monkeypatch.setattr(native_sidecar, "time", disk_)
+    assert sidecar.may_be_written()
+    assert not sidecar.write(tiles.ctypes.data)
+    assert [each.name for each in tmp_path.iterdir()] == ["tiles.slow"]
+    assert not sidecar.may_be_written()
+    assert other.may_be_written()
+    monkeypatch.setattr(native_sidecar, "time", SimpleNamespace(monotonic=lambda: 0.0, time=disk_.time))  # a fast one
+    for days in (29, -1):
+        disk_.now += days * day_s
+        assert not sidecar.write(tiles.ctypes.data)
+    disk_.now += 3 * day_s
+    assert sidecar.may_be_written()
+    assert sidecar.write(tiles.ctypes.data)
+    assert sidecar.is_there()
 
 
 def second_call(fail: Callable[..., int]) -> Callable[[], float]:

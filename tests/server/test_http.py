@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Text
 from edgespec.errors import EdgespecError
-from edgespec.server import answers, streaming
+from edgespec.server import answers, keeper as keeping, streaming
 from edgespec.server.errors import ApiError
 from edgespec.server.pool import Kept
 from edgespec.server.schema import Request
@@ -316,6 +318,14 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         assert "--allow-origin" in error["message"]
 
 
+@pytest.mark.parametrize(("version", "status"), [(b"1.0", b"200"), (b"1.1", b"400")])
+def test_a_health_check_in_http_1_0_needs_no_host(server: Running, version: bytes, status: bytes) -> None:
+    server.wait_until(lambda: server.service.keeper.state == "ready")
+    with server.connect() as own:
+        own.sendall(b"GET /health HTTP/%s\r\nConnection: close\r\n\r\n" % version)
+        assert own.makefile("rb").readline().split()[1] == status
+
+
 @pytest.mark.parametrize("name", ["tiny", "TINY", "Tiny:latest", "default", ""])
 def test_the_model_has_its_name_in_any_case_and_with_ollamas_tag(server: Running, name: str) -> None:
     assert server.chat("hello", max_tokens=1, model=name).status_code == 200
@@ -334,14 +344,40 @@ def test_a_prompt_that_is_too_long_is_an_error_that_clients_know(server: Running
         assert "context_length_exceeded" in error["message"]
 
 
-def test_health_says_why_a_model_cannot_be_loaded_with_the_key_only(tiny: TinyModels) -> None:
-    access = Access(keys=("key-number-one",))
-    with running(lambda: tiny.load(draft="none"), access=access) as server, server.client() as client:
-        server.wait_until(lambda: server.service.keeper.state == "ready")
-        server.service.keeper._loaded, server.service.keeper.error = None, EdgespecError("/home/me/model is damaged")
-        assert client.get("/health").json() == {"status": "failed"}
-        known = client.get("/health", headers={"authorization": "Bearer key-number-one"}).json()
-        assert known == {"status": "failed", "message": "/home/me/model is damaged"}
+def test_health_of_a_model_that_is_loaded_again(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that sends nothing after a 503 would never send the request that loads the model."""
+    passed_s, now, fails = 0.0, keeping._now, False
+
+    def load_or_fail() -> Engine:
+        if fails:
+            raise EdgespecError("/home/me/model is damaged")
+        return tiny.load(draft="none")
+
+    def health(**headers: str) -> tuple[int, dict[str, str]]:
+        found = client.get("/health", headers=headers)
+        return found.status_code, found.json()
+
+    monkeypatch.setattr(keeping, "_now", lambda: now() + passed_s)
+    load, key = HeldLoad(load_or_fail), {"authorization": "Bearer key-number-one"}
+    with running(load, access=Access(keys=("key-number-one",))) as server, server.client(headers=key) as client:
+        assert client.get("/v1/models/tiny").json()["meta"] is None
+        load.release.set()
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "ready"}))
+        load.release.clear()
+        known = client.get("/v1/models/tiny").json()["meta"]
+        assert known["n_ctx"] > 0
+        client.post("/api/generate", json={"model": "tiny", "keep_alive": 0})
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "unloaded"}))
+        assert client.get("/v1/models/tiny").json()["meta"] == known
+        fails, asking = True, {"messages": [{"role": "user", "content": "hello"}]}
+        answered = ThreadPoolExecutor(1).submit(client.post, CHAT, json=asking)
+        server.wait_until(lambda: health() == (200, {"status": "ok", "model": "loading"}))
+        load.release.set()
+        assert answered.result(WAIT_S).status_code == 500
+        assert health() == (503, {"status": "failed", "message": "/home/me/model is damaged"})
+        assert health(authorization="Bearer another") == (503, {"status": "failed"})
+        passed_s = keeping.FAILED_S
+        assert health() == (200, {"status": "ok", "model": "unloaded"})
 
 
 def test_an_unexpected_failure_is_an_error_of_the_server(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,11 +402,23 @@ def test_an_error_after_the_start_of_a_stream_is_an_event(server: Running, monke
     async def broken(*_: object) -> None:
         raise ApiError("it broke here", status=500)
 
+    def counted() -> tuple[int, ...]:
+        text = server.service.metrics.text({})
+        names = ("generated_tokens_total", f'requests_total{{path="{CHAT}",status="500"}}')
+        found = [re.search(rf"^edgespec_{re.escape(name)} (\d+)$", text, re.MULTILINE) for name in names]
+        return tuple(0 if each is None else int(each[1]) for each in found)
+
     monkeypatch.setattr(streaming.EventStream, "part", broken)
+    server.wait_until(lambda: server.service.connections() == 0)  # the requests of other tests are counted
+    before, (tokens, failures) = len(server.lines), counted()
     response = server.chat("hello", stream=True)
     assert response.status_code == 200
     last = response.text.strip().split("\n\n")[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["message"] == "it broke here"
+    server.wait_until(lambda: len(server.lines) > before)
+    line = server.lines[before]
+    assert (line.status, line.begun > 0) == (200, True)
+    assert counted() == (tokens + line.begun, failures + 1)
 
 
 # --------------------------------------------------------------------------------------- other routes, the log

@@ -54,6 +54,7 @@ class _Engine:
         self.measuring: threading.Event = threading.Event()
         self.stopped: bool | None = None
         self.said: tuple[str, ...] = ()
+        self.plan = None
         self.pair = SimpleNamespace(forms=SimpleNamespace(prepare=lambda: None))
 
     def keep_prefixes(self, stop: threading.Event) -> tuple[str, ...]:
@@ -116,14 +117,17 @@ async def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_failed_loading_is_reported_and_tried_again() -> None:
-    loads = Loads()
+async def test_a_failed_loading_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads, now = Loads(), keeping._now()
+    monkeypatch.setattr(keeping, "_now", lambda: now)
     loads.error = ModelFileError("x.gguf", "it is broken")
     keeper = ModelKeeper(loads, keep_alive_s=None)
     for _ in range(2):
         with pytest.raises(ModelFileError):
             await use(keeper)
         assert (keeper.state, keeper.error) == ("failed", loads.error)
+        now += keeping.FAILED_S
+        assert keeper.state == "unloaded"
     loads.error = None
     assert await use(keeper) is loads.engines[0]
     assert keeper.error is None

@@ -26,6 +26,10 @@ TEXT = "".join(f"line {number}\n" for number in range(100))
         (TEXT[100:] + "x", TEXT[101:] + "xy"),  # a window that moved
         (TEXT, TEXT + "a line\n"),
         ("a window" + TEXT[:-20], "another" + TEXT),
+        ("x = 'ni", "x = '你"),  # conversions of input methods
+        (TEXT + "nihao", TEXT + "你hao"),
+        (TEXT[100:] + "かに", TEXT[101:] + "蟹"),
+        (TEXT + "하", TEXT + "한"),
     ],
 )
 def test_what_is_typed_or_deleted_at_one_place_is_newer(old: str, new: str) -> None:
@@ -42,6 +46,10 @@ def test_what_is_typed_or_deleted_at_one_place_is_newer(old: str, new: str) -> N
         (Hole(TEXT, ""), Hole(TEXT + "z" * 201, "")),
         (Hole("", ""), Hole(TEXT, "")),
         (Hole(TEXT + "one\n", ""), Hole(TEXT + "two\n", "")),
+        (Hole(TEXT + "甲", ""), Hole(TEXT + "乙", "")),
+        (Hole(TEXT + "n" * 21, ""), Hole(TEXT + "你", "")),
+        (Hole("ni", ""), Hole("你", "")),
+        (Hole("one" + TEXT[-100:] + "ni", ""), Hole("two" + TEXT[-100:] + "你", "")),
     ],
 )
 def test_other_texts_and_places_are_not_newer(old: Hole, new: Hole) -> None:

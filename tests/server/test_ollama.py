@@ -123,7 +123,13 @@ def test_no_number_of_tokens_is_the_rest_of_the_context(given: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("think", "variables"), [(True, {"enable_thinking": True}), ("low", {"reasoning_effort": "low"})]
+    ("think", "variables"),
+    [
+        (True, {"enable_thinking": True}),
+        ("low", {"reasoning_effort": "low", "enable_thinking": True}),
+        ("none", {"reasoning_effort": "none", "enable_thinking": False}),
+        ("", {}),
+    ],
 )
 def test_thinking_is_the_templates_variable(think: object, variables: dict[str, Any]) -> None:
     assert CHAT.read({"messages": HI, "think": think}).template_variables == variables
@@ -173,6 +179,13 @@ def test_roles_have_capital_letters_and_results_the_name_of_their_function() -> 
     assert (noon["tool_call_id"], noon["name"]) == (clock["id"], "clock")
 
 
+def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> None:
+    thought, answer = {"role": "thinking", "content": "hm"}, {"role": "assistant", "content": "yes"}
+    found = CHAT.read({"messages": [*HI, thought, answer, *HI]}).messages
+    assert found[1:-1] == ({"role": "assistant", "content": "yes", "reasoning_content": "hm"},)
+    assert refused(CHAT.read, {"messages": [*HI, {**thought, "content": 3}, *HI]}).param == "messages"
+
+
 def test_an_earlier_call_may_have_a_nul_in_its_arguments() -> None:
     call = {"function": {"name": "write_file", "arguments": {"content": "a\0b"}}}
     own = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -206,7 +219,10 @@ def test_a_suffix_makes_a_prompt_the_text_before_a_hole() -> None:
     assert (request.prompt, request.suffix, request.messages) == ("a", "b", ())
     assert GENERATE.read({"suffix": "b"}).prompt == ""
     assert GENERATE.read({"prompt": "x", "suffix": ""}) == GENERATE.read({"prompt": "x"})
-    assert refused(GENERATE.read, {"prompt": "a", "suffix": "b", "system": "c"}).param == "system"
+    with_system = GENERATE.read({"prompt": "a", "suffix": "b", "system": "c"})
+    assert with_system == replace(request, warnings=with_system.warnings)
+    assert "system message was left out" in with_system.warnings[0]
+    assert refused(GENERATE.read, {"prompt": "a", "suffix": "b", "system": "c", "raw": True}).param == "system"
 
 
 @pytest.mark.parametrize("field", ["template", "context", "images"])

@@ -247,9 +247,9 @@ def test_the_root_says_what_clients_look_for(server: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "words"),
     [
-        ("POST", "/api/push", "edgespec export"),
+        ("POST", "/api/push", "edgespec export MODEL --to gguf -o DIR"),
         ("POST", "/api/create", "edgespec export"),
-        ("POST", "/api/copy", "edgespec serve"),
+        ("POST", "/api/copy", "edgespec serve MODEL --alias NAME"),
         ("DELETE", "/api/delete", "edgespec models rm"),
         ("POST", "/api/blobs/sha256:0", "edgespec pull"),
         ("POST", "/api/embed", "embeddings are not supported"),

@@ -224,6 +224,27 @@ def test_code_between_fences_is_in_a_box(browser: Any, server: Running) -> None:
         assert tab.page.evaluate("() => navigator.clipboard.readText()") == boxes[0] + "\n"
 
 
+def test_text_from_right_to_left_has_its_direction_line_by_line_and_code_keeps_its_own(
+    browser: Any, server: Running
+) -> None:
+    hebrew, english = "\u05e9\u05dc\u05d5\u05dd!", "Hello!"
+    title = "\u05e9" * 79 + "\U0001f600" * 2
+    with opened(browser, server) as tab:
+        said = f"{hebrew}\n{english}\n- {hebrew}\n```\n{hebrew}\n```\n"
+        scripted(tab.page, *(chunk({"content": each}) for each in said), end())
+        tab.page.fill("#text", hebrew)
+        assert tab.page.locator("#text").evaluate("each => getComputedStyle(each).direction") == "rtl"
+        tab.ask(title)
+        tab.wait()
+        direction = "all => all.map(each => getComputedStyle(each).direction)"
+        assert tab.page.locator(".answer .line").evaluate_all(direction) == ["rtl", "ltr", "rtl", "ltr"]
+        assert tab.page.locator(".you .line").evaluate_all(direction) == ["rtl"]
+        assert tab.page.locator("#list .open").evaluate_all(direction) == ["rtl"]
+        assert tab.page.locator("#list .open").all_text_contents() == [title[:-1]], "no half of an emoji"
+        set_up(tab.page, system=hebrew)
+        assert tab.page.locator("#system").evaluate("each => getComputedStyle(each).direction") == "rtl"
+
+
 def test_thinking_is_folded_and_reading_is_shown(browser: Any, server: Running) -> None:
     with opened(browser, server) as tab:
         thought = chunk({"reasoning_content": "let me see"}, {"tokens": [[3, "model"], [7, None]]})

@@ -292,7 +292,7 @@ def test_the_line_of_a_log_has_numbers_and_no_control_characters(engine: Engine)
     shown = log_line(hostile, "now")
     assert shown.isprintable()
     assert len(shown) < 150
-    assert shown.endswith("- 0.00 s · a?b")
+    assert shown.endswith("- 0.00 s · a\\rb")
 
 
 def test_counters_are_prometheus_text(engine: Engine) -> None:
@@ -302,6 +302,12 @@ def test_counters_are_prometheus_text(engine: Engine) -> None:
     text = metrics.text({"requests_running": 2})
     assert 'edgespec_requests_total{path="/health",status="200"} 1\n' in text
     for line in ("generated_tokens_total 5", "first_token_seconds_sum 0.500000", "requests_running 2"):
+        assert f"edgespec_{line}\n" in text
+    metrics.count("/v1/completions", 500, [], begun=7)
+    four = [done_of(engine, prompt_tokens=20, cached_tokens=3 * (index % 2), emitted_tokens=1) for index in range(4)]
+    metrics.count("/v1/completions", 200, four, choices=2)  # two prompts
+    text = metrics.text({})
+    for line in ("prompt_tokens_total 43", "cached_tokens_total 0", "generated_tokens_total 16"):
         assert f"edgespec_{line}\n" in text
     for line in text.splitlines():
         assert line.startswith(("# HELP edgespec_", "# TYPE edgespec_", "edgespec_"))

@@ -12,7 +12,7 @@ from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.fields.field import MOST_STOPS
-from edgespec.server.fields.openai import MOST_CHOICES, MOST_DOCUMENTS
+from edgespec.server.fields.openai import MOST_ANSWERS, MOST_CHOICES, MOST_DOCUMENTS
 from edgespec.server.fields.table import FIELDS
 from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request
@@ -300,7 +300,7 @@ def test_the_ends_of_an_answer_are_read() -> None:
         ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
         ({"think": True}, {"enable_thinking": True}),
         ({"think": False}, {"enable_thinking": False}),
-        ({"think": "high"}, {"reasoning_effort": "high"}),
+        ({"think": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
         ({"reasoning": {"effort": "low"}}, {"reasoning_effort": "low"}),
         ({"enable_thinking": False}, {"enable_thinking": False}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
@@ -348,9 +348,13 @@ def test_a_completion_reads_its_prompts() -> None:
     ):
         found = read_completion({"prompt": several, "n": 2})
         assert [found.of(index).prompt for index in range(found.answers)] == [each for each in prompts for _ in "ab"]
-    for wrong in (None, 3, [], "", "a\0b", [""], [[]], [1, "a"], [[1], 2], [-1], [1.5], [True], ["a"] * 17, {}):
+    for wrong in (None, 3, [], "", "a\0b", [""], [[]], [1, "a"], [[1], 2], [-1], [1.5], [True], {}):
         assert refused(read_completion, {"prompt": wrong}).param == "prompt"
-    assert "at most 16" in refused(read_completion, {"prompt": ["a"] * 9, "n": 2}).message
+    assert read_completion({"prompt": ["a"] * MOST_ANSWERS}).answers == MOST_ANSWERS
+    error = refused(read_completion, {"prompt": ["a"] * (MOST_ANSWERS + 1)})
+    assert error.param == "prompt"
+    assert "at most 32 prompts in one request" in error.message
+    assert "at most 32" in refused(read_completion, {"prompt": ["a"] * 17, "n": 2}).message
     assert refused(read_completion, {"prompt": "a", "best_of": 2}).code == "unsupported_parameter"
     for field, value in (("echo", True), ("suffix", "end")):
         error = refused(read_completion, {"prompt": [1, 2], field: value})

@@ -59,6 +59,8 @@ def test_a_key_that_a_header_cannot_hold_is_refused(key: str) -> None:
         ("https://bücher.example:8443/", "https://xn--bcher-kva.example:8443"),
         ("chrome-extension://AbC", "chrome-extension://abc"),
         ("app://obsidian.md", "app://obsidian.md"),
+        ("file://", "file://"),
+        ("File:///", "file://"),
     ],
 )
 def test_an_origin_is_kept_as_browsers_write_it(named: str, origin: str) -> None:
@@ -77,7 +79,7 @@ def test_an_origin_is_kept_as_browsers_write_it(named: str, origin: str) -> None
             "http://",
             "http://a/b",
             "",
-            "null",
+            "file://a/b",
             "http://a:0",
             "http://a:65536",
             "http://a:",
@@ -98,6 +100,37 @@ def test_an_origin_is_kept_as_browsers_write_it(named: str, origin: str) -> None
 def test_an_origin_that_is_none_is_refused(origin: str) -> None:
     with pytest.raises(InvalidRequestError, match="not an origin"):
         Access(origins=(origin,)).check_host("127.0.0.1")
+
+
+def test_pages_that_hide_their_origin_need_a_key() -> None:
+    """A page of any website can have this origin, in a frame: an address without a key would be open to all."""
+    with pytest.raises(InvalidRequestError, match="needs a key"):
+        Access(origins=("null",)).check_host("127.0.0.1")
+    with pytest.raises(ApiError, match="--api-key") as found:
+        Access().check_browser([LOCAL], ["null"])
+    assert "--allow-origin" not in found.value.message
+    with pytest.raises(ApiError, match="--allow-origin"):
+        Access(keys=(KEY,)).check_browser([LOCAL], ["null"])
+    access = Access(keys=(KEY,), origins=("NULL",))
+    access.check_host("127.0.0.1")
+    assert access.check_browser([LOCAL], ["null"]) == "null"
+
+
+def test_no_option_is_named_for_an_origin_that_is_none() -> None:
+    with pytest.raises(ApiError, match="may not use") as found:
+        Access().check_browser([LOCAL], ["http://["])
+    assert "--" not in found.value.message
+
+
+@pytest.mark.parametrize(
+    ("hosts", "origins", "other_site"), [([], ["null"], False), ([], [], True), (["evil.example"], [], False)]
+)
+def test_http_1_0_needs_no_host_and_checks_one_that_is_there(
+    hosts: list[str], origins: list[str], other_site: bool
+) -> None:
+    assert Access().check_browser([], [], needs_host=False) is None
+    with pytest.raises(ApiError):
+        Access().check_browser(hosts, origins, other_site=other_site, needs_host=False)
 
 
 def test_each_key_is_another_owner_and_a_wrong_key_is_none() -> None:

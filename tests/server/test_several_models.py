@@ -6,8 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from edgespec.engine.pair import load
 from edgespec.engine.pair.load import Limits
 from edgespec.errors import CancelledError, MemoryLimitError, ModelFileError, ModelNotFoundError, PromptTooLongError
 from edgespec.files.home import Home
+from edgespec.hardware.machine import describe_machine
 from edgespec.placement.memory import MemoryEstimate, MemoryLedger
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.table import FACES
@@ -49,6 +50,7 @@ def test_each_engine_may_take_what_the_others_leave() -> None:
     ledger.join(one, lambda: 3)
     ledger.join(other, lambda: 4)
     assert (ledger.left_bytes, ledger.left_beside(one), ledger.left_beside(other)) == (3, 6, 7)
+    assert ledger.taken_bytes == 7
     ledger.leave(one)
     ledger.leave(one)
     assert (ledger.left_bytes, ledger.left_beside(other)) == (6, 10)
@@ -58,11 +60,35 @@ def test_room_is_asked_for_once_and_what_does_not_fit_is_refused_with_the_number
     asked: list[int] = []
     ledger = MemoryLedger(4 * GIB, asked.append)
     model = MemoryEstimate(weights_bytes=GIB, cache_bytes=GIB, buffers_bytes=GIB, positions=1, grows=False)
-    ledger.require("tiny", [model])
+    ledger.require("tiny", [model], 9 * GIB)
     with pytest.raises(MemoryLimitError, match=r"tiny needs about 6.00 GiB .* 4.00 GiB may be used"):
-        ledger.require("tiny", [model, model])
-    assert asked == [3 * GIB, 6 * GIB]
-    MemoryLedger(3 * GIB).require("tiny", [model])
+        ledger.require("tiny", [model, model], 9 * GIB)
+    with pytest.raises(MemoryLimitError, match=r"tiny needs about 3.00 GiB .* 2.00 GiB may be used"):
+        ledger.require("tiny", [model], 2 * GIB)  # other programs take the rest now
+    assert asked == [3 * GIB, 6 * GIB, 5 * GIB]
+    MemoryLedger(3 * GIB).require("tiny", [model], 3 * GIB)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_other_programs_take_after_the_start_is_left_to_them(
+    tiny: TinyModels, monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    """Another engine makes room if that helps: its mapped weights are available as they are, and count once."""
+    machine = replace(describe_machine(), available_memory_bytes=GIB // 1024)
+    monkeypatch.setattr(load, "describe_machine", lambda: machine)
+    monkeypatch.setattr(load, "process_bytes", lambda: 0 if mapped else 4 * GIB)
+    another = object()
+    ledger = MemoryLedger(10 * GIB, lambda _needed_bytes: ledger.leave(another))
+
+    def load_now() -> None:
+        tiny.load(limits=Limits(ledger=ledger), draft="none").close()
+
+    with pytest.raises(MemoryLimitError, match=r"0\.00 GiB may be used"):
+        load_now()
+    ledger.join(another, lambda: 2 * GIB)
+    with pytest.raises(MemoryLimitError, match=r"0\.00 GiB may be used") if mapped else nullcontext():
+        load_now()
+    assert ledger.taken_bytes == (2 * GIB if mapped else 0)
 
 
 def test_engines_with_one_ledger_count_each_other(tiny: TinyModels) -> None:
@@ -153,7 +179,7 @@ async def room_for(room: Room, needed: int, model: Model | None = None) -> None:
     assert room.ledger is not None
     estimate = MemoryEstimate(weights_bytes=needed, cache_bytes=0, buffers_bytes=0, positions=1, grows=False)
     async with room.loading(model or Model(room)):
-        await asyncio.to_thread(room.ledger.require, "new", [estimate])
+        await asyncio.to_thread(room.ledger.require, "new", [estimate], room.ledger.allowed_bytes)
 
 
 @pytest.mark.anyio
@@ -321,6 +347,14 @@ def test_a_model_whose_own_name_has_ollamas_tag_is_asked_for_with_and_without_it
         for name in ("one:latest", "One:LATEST", "one"):
             assert client.get(f"/v1/models/{name}").json()["id"] == "one:latest"
         assert client.get("/v1/models/latest").status_code == 404
+
+
+def test_a_colon_in_a_name_may_be_a_hyphen_unless_another_model_has_that_name(loads: dict[str, Any]) -> None:
+    served = {"coder-1.5b": "one", "small:3b": "two", "small-3b": "three"}
+    with serving({name: loads[load] for name, load in served.items()}, GIB) as server, server.client() as client:
+        for asked, name in (("Coder:1.5b", "coder-1.5b"), ("small:3B", "small:3b"), ("SMALL-3b:latest", "small-3b")):
+            assert client.get(f"/v1/models/{asked}").json()["id"] == name
+            assert client.post("/api/pull", json={"model": asked, "stream": False}).json() == {"status": "success"}
 
 
 def test_tokens_are_counted_by_the_model_that_is_named(loads: dict[str, Any]) -> None:

@@ -8,14 +8,18 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from edgespec.errors import DiskSpaceError, DownloadError
 from edgespec.files import disk
 from edgespec.files.home import Home
+from edgespec.files.installation import package_command
 from edgespec.files.progress import Job
 from edgespec.store import transfer, web
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
@@ -149,6 +153,7 @@ def test_a_proxy_that_cannot_be_used_is_reported_in_one_sentence_and_leaves_no_f
     store = Store(home, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
     told, hint = failure(lambda: store.fetch(spec_of_hub_reference(HubReference("org/repo", filename="model.gguf"))))
     assert message in told
+    assert (package_command("socksio") in hint) == ("a SOCKS proxy" in message)
     assert "secret" not in told + hint
     assert list(home.models.iterdir()) == []
     assert store.ignored() == {}
@@ -399,6 +404,42 @@ def test_a_network_that_is_missing_from_the_start_is_not_waited_for(
     hub.cut_after = [0] * 20
     assert "1.0 kB of 600.0 kB have arrived and are kept" in failure(fetch)[0]
     assert len(hub.bodies()) == transfer.BREAKS_WITHOUT_PROGRESS
+
+
+def test_once_bytes_came_a_connection_may_try_many_silent_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's time-out is for each address of a host; the watching thread bounds them together."""
+    own, now, late = web.Web("hub", lambda: False, 10.0), [0.0], list[list[bool]]()
+    monkeypatch.setattr(web, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(web.Web, "pause", lambda *_: None)
+
+    def connect(*_arguments: object, **_options: object) -> AbstractContextManager[httpx.Response]:
+        before, looks = now[0], list[bool]()
+        for seconds in (14, 20, 80, 90):
+            now[0] = before + seconds
+            looks.append(own.overdue() is not None)
+        late.append(looks)
+        if len(late) > 1:
+            raise TimeoutError
+        return nullcontext(httpx.Response(200, content=b"the first bytes"))
+
+    monkeypatch.setattr(own, "_client", lambda _proxy: SimpleNamespace(stream=connect))
+
+    def request(_offset: int) -> AbstractContextManager[web.Response]:
+        return own.answer("GET", "http://hub/file", lambda _response: DownloadError("refused"), headers={})
+
+    with (tmp_path / "file").open("ab") as file, pytest.raises(web.UnreachableError, match="15 bytes of 600 bytes"):
+        transfer.Transfer(
+            web=own,
+            name="file",
+            request=request,
+            size=600,
+            most=600,
+            arrived=lambda _count: None,
+            stage=lambda _stage: None,
+        ).run(file)
+    assert late == [[False, True, True, True], *[[False, False, False, True]] * transfer.BREAKS_AFTER_BYTES]
 
 
 # ------------------------------------------------------------------------------------------------------- disks

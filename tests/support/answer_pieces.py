@@ -26,7 +26,7 @@ class _Chunks:
         assert held == 0
         return self._chunks[token], False
 
-    def flush(self) -> str:
+    def flush(self, *, cut: bool) -> str:
         return ""
 
 

@@ -60,6 +60,11 @@ SAMPLES: dict[str, tuple[CallFormat, str]] = {
     "minicpm": (formats.MINICPM, '<function name="weather"><param name="city">Paris</param></function>'),
     "functionary": (formats.FUNCTIONARY, f"<function=weather>{PARIS}</function>"),
     "gemma": (formats.GEMMA, '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'),
+    "function gemma": (
+        formats.FUNCTION_GEMMA,
+        "<start_function_call>call:weather{city:<escape>Paris<escape>}<end_function_call>",
+    ),
+    "olmo": (formats.OLMO, '<function_calls>weather(city="Paris")</function_calls>'),
     "mistral listed": (formats.MISTRAL_LISTED, f"[TOOL_CALLS] [{OBJECT}]"),
     "mistral": (formats.MISTRAL, f"[TOOL_CALLS]weather[ARGS]{PARIS}"),
     "lfm2": (formats.LFM2, "<|tool_call_start|>[weather(city='Paris')]<|tool_call_end|>"),

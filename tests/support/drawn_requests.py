@@ -381,7 +381,8 @@ def prior_of(rate: float) -> AcceptancePrior:
     return AcceptancePrior(
         by_position=(rate,) * POSITIONS,
         by_confidence=tuple(own * odds / (own * odds + 1.0 - own) for own in middle),
-        tokens=256.0,
+        position_tokens=(256.0,) * POSITIONS,
+        confidence_tokens=(256.0,) * BINS,
     )
 
 

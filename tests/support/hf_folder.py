@@ -75,6 +75,7 @@ _GPT_4O_REGEX = (
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEKKEN_REGEX = _GPT_4O_REGEX.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 METASPACE_NORMALIZER = {
     "type": "Sequence",
     "normalizers": [
@@ -241,6 +242,7 @@ def byte_level(pre: str) -> dict[str, Any]:
         "llama-bpe": {"normalizer": None, "pre_tokenizer": split(LLAMA3_REGEX), "more": {"ignore_merges": True}},
         "dbrx": {"normalizer": None, "pre_tokenizer": split(LLAMA3_REGEX), "more": {}},
         "gpt-4o": {"normalizer": None, "pre_tokenizer": split(_GPT_4O_REGEX, "Removed"), "more": {}},
+        "tekken": {"normalizer": None, "pre_tokenizer": split(_TEKKEN_REGEX), "more": {"ignore_merges": True}},
         "seed-coder": {"normalizer": None, "pre_tokenizer": split(_SEED_REGEX), "more": {}},
         "qwen2": {"normalizer": {"type": "NFC"}, "pre_tokenizer": split(QWEN2_REGEX), "more": {}},
     }

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tests.support.command_line import environment
 from tests.support.exporting import is_whole
@@ -31,6 +36,40 @@ def announced(*arguments):
     return before
 signal.signal = announced
 main()
+"""
+
+# Loads all modules once. Each message on the socket, arguments with the files for 0, 1, 2 and the announcement, is a
+# command in a fork. Sends back its process's number, and how it ended.
+_FORKED = """
+import contextlib, gc, importlib, json, os, pkgutil, signal, socket, sys
+import edgespec.cli, pydantic
+for module in pkgutil.walk_packages(edgespec.__path__, "edgespec."):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(module.name)
+gc.freeze()  # a fork that ends need not look at what all have
+asked, install = socket.socket(fileno=int(sys.argv[1])), signal.signal
+while True:
+    arguments, files, _, _ = socket.recv_fds(asked, 2**16, 4)
+    if not arguments:
+        break
+    child = os.fork()
+    if not child:
+        asked.close()
+        for number in (0, 1, 2):
+            os.dup2(files[number], number)
+        for file in files[:3]:
+            os.close(file)
+        def announced(*given):
+            before = install(*given)
+            with contextlib.suppress(OSError):
+                os.write(files[3], b".")
+            return before
+        signal.signal, sys.argv = announced, ["edgespec", *json.loads(arguments)]
+        edgespec.cli.main()
+    for file in files:
+        os.close(file)
+    asked.send(b"%d\\n" % child)
+    asked.send(b"%d\\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
@@ -140,6 +179,61 @@ def interrupted(command: Interruptible, env: dict[str, str], after_s: float | No
         finally:
             os.close(reading)
     return Ended(code=code, out=out.decode(), err=err.decode(), took_s=time.monotonic() - started)
+
+
+class Forks:
+    """Starts commands as forks of one process that has loaded all modules: a command begins within milliseconds.
+
+    What a signal meets while modules load is not tried so; ``interrupted`` does. One command at a time.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._asking, asked = socket.socketpair()
+        self._answers = self._asking.makefile("rb", buffering=0)  # so that select sees what was not read
+        code = [sys.executable, "-c", _FORKED, str(asked.fileno())]
+        self._process = subprocess.Popen(code, pass_fds=(asked.fileno(),), env=dict(env))
+        asked.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._answers.close()
+        self._asking.close()
+        self._process.wait(END_S)
+
+    def interrupted(self, command: Interruptible, work: Path, after_s: float | None) -> Ended:
+        """As ``interrupted`` above. What the command reads and writes are files in ``work``."""
+        streams = [work / name for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_bytes(command.stdin)
+        reading, writing = os.pipe()
+        files = [os.open(streams[0], os.O_RDONLY)]
+        files += [os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600) for path in streams[1:]]
+        socket.send_fds(self._asking, [json.dumps([*map(str, command.arguments)]).encode()], [*files, writing])
+        for file in (*files, writing):
+            os.close(file)
+        process = int(self._answers.readline())
+        select.select([reading], [], [], END_S)
+        started = time.monotonic()
+        if after_s is not None:
+            time.sleep(after_s)
+            started = time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGINT)
+        code = self._ended(process)
+        os.close(reading)
+        out, err = (path.read_text(encoding="utf-8") for path in streams[1:])
+        return Ended(code=code, out=out, err=err, took_s=time.monotonic() - started)
+
+    def _ended(self, process: int) -> int | None:
+        """The exit status; None for a command that did not end within END_S and was killed."""
+        if not select.select([self._asking], [], [], END_S)[0]:
+            os.kill(process, signal.SIGKILL)
+            self._answers.readline()
+            return None
+        return int(self._answers.readline())
 
 
 def complaints(command: Interruptible, ended: Ended, home: Path) -> list[str]:

@@ -255,7 +255,9 @@ def write_tiny_gguf(
         shared=shared,
         deltas=of_deltas,
     )
-    differing = None if form.varied is None else form.varied(_Drawn(writer, architecture, layers, without))
+    drawn = _Drawn(writer, architecture, layers, without)
+    differing = None if form.varied is None else form.varied(drawn)
+    tensors = () if differing is None else drawn.tensors
     for name, shape in {} if differing is None else differing.tensors.items():
         if len(shape) == 1:
             writer.add_tensor(name, 1 + 0.5 * random.random(shape[0], dtype=np.float32))
@@ -268,7 +270,7 @@ def write_tiny_gguf(
         number = written.get(layer, layers)  # a layer that is left out has a number that is not written
         own, forms = (sizes, None) if differing is None else (differing.sizes[layer], differing.forms[layer])
         has_biases = form.saved.needs_biases or form.requires_biases
-        parts = layer_parts(form, own, (), number, forms=forms, all_biases=has_biases)
+        parts = layer_parts(form, own, tensors, number, forms=forms, all_biases=has_biases)
         for name, data in _layer(random, parts):
             if layer not in written:
                 continue

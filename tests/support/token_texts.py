@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgespec.files.gguf.header import read_header
 from edgespec.text.tokenizers.vocabulary import Vocabulary
+from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 
 ROOT = Path(__file__).resolve().parents[2]
 _BLOCKS = ((0xA0, 0x600), (0x600, 0x1200), (0x1200, 0x3000), (0x3000, 0xA000), (0xAC00, 0xD7A4), (0x1F300, 0x1FAFF))
@@ -74,6 +76,14 @@ _UNICODE_16 = (
 
 def is_of_unicode_16(character: str) -> bool:
     return any(first <= ord(character) <= last for first, last in _UNICODE_16)
+
+
+def is_cut_otherwise(character: str, pre: str) -> bool:
+    """Whether llama.cpp, which approximates splits that know capitals and marks, may cut otherwise at a character."""
+    split = WORD_SPLITS.get(pre)
+    if split is None or r"\p{Lu}" not in split.patterns[0] or character.isascii():
+        return False
+    return unicodedata.category(character) in ("Lu", "Lt", "Ll", "Mn", "Mc", "Me")
 
 
 # Each text is split differently if the character is a letter, a digit, a mark, a blank or none of these.

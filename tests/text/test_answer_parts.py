@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +30,7 @@ CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
 FUNCTION = "<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>"
 FORMATS = {"none": None, **call_samples.FORMATS}
+GRANITE_MARKS = replace(QWEN, around=("<response>", "</response>"))
 
 
 def said(chunks: list[str], **settings: Any) -> Said:
@@ -46,6 +48,7 @@ def said(chunks: list[str], **settings: Any) -> Said:
     [
         ("<think>\nhm, hm\n</think>\n\nYes.", False, "hm, hm", "Yes."),
         ("\n <think>so</think>yes", False, "so", "yes"),
+        ("<think>\n\u3000so</think>\n\n\u3000yes", False, "\u3000so", "\u3000yes"),
         ("hm\n\nso\n</think>Yes.", True, "hm\n\nso", "Yes."),
         ("<think>\nhm</think>Yes.", True, "hm", "Yes."),
         ("</think>Yes.", True, "", "Yes."),
@@ -112,6 +115,25 @@ def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: 
         assert (whole.reasoning, whole.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("<think>so</think>\n<response>\nYes.\n</response>\n", "Yes."),
+        ("<think>so</think><response>Use </response> at the end</response>", "Use </response> at the end"),
+        ("<think>so</think><response>Yes </respon", "Yes </respon"),
+        ("<think>so</think>Yes <response>no</response>", "Yes <response>no</response>"),
+        ("<think>so</think><respond>", "<respond>"),
+        ("<think>so</think>" + " " * 90 + "<response>a" + " " * 90 + "</response>", "a" + " " * 26),
+        ("<response>Yes</response>", "<response>Yes</response>"),
+    ],
+)
+def test_an_answer_behind_thinking_is_shown_without_the_marks_around_it(text: str, content: str) -> None:
+    for size in (1, 7, len(text)):
+        whole = said([text[at : at + size] for at in range(0, len(text), size)], marks=GRANITE_MARKS)
+        assert whole.content == content
+        assert whole.reasoning == ("so" if "so" in text else None)
+
+
 @pytest.mark.parametrize("thinking", [None, "Hm."])
 @pytest.mark.parametrize(
     "head",
@@ -119,6 +141,8 @@ def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: 
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>",
         " to=functions.weather<|channel|>commentary json<|message|>",
         " to=functions.weather<|channel|>commentary <|constrain|>json<|message|>",
+        " to=functions.weather<|channel|>commentary<|message|>",
+        "<|channel|>commentary to=functions.weather<|message|>",
     ],
 )
 def test_a_call_in_a_channel_is_a_call(head: str, thinking: str | None) -> None:
@@ -200,7 +224,7 @@ BITS = st.sampled_from(
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[CallFormat | None, ThinkingMarks, str]:
     """A format, marks of thinking, and a text of what both consist of."""
-    name, marks = draw(st.sampled_from(list(FORMATS))), draw(st.sampled_from([QWEN, HARMONY_MARKS]))
+    name, marks = draw(st.sampled_from(list(FORMATS))), draw(st.sampled_from([QWEN, HARMONY_MARKS, GRANITE_MARKS]))
     sample = SAMPLES[name][1] if name in SAMPLES else "."
     own = st.sampled_from([*marks.all, sample, sample[:20], sample[20:]])
     return FORMATS[name], marks, "".join(draw(st.lists(BITS | own | own, max_size=14)))

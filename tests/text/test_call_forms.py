@@ -14,12 +14,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.call_formats import (
+    FUNCTION_GEMMA,
     GEMMA,
     GLM,
     HARMONY,
     HERMES,
     LFM2,
     LLAMA,
+    OLMO,
     QWEN_XML,
     CallFormat,
 )
@@ -206,6 +208,34 @@ def test_tools_with_too_large_schemas_are_refused() -> None:
     assert raised.value.param == "tools"
 
 
+@pytest.mark.parametrize("form", [HERMES, QWEN_XML], ids=["json", "marks"])
+def test_schemas_in_other_letters_count_as_in_utf_8_and_descriptions_not_at_all(form: CallFormat) -> None:
+    cities = [f"城市{number}" for number in range(12_000)]
+    properties = {
+        "description": {"type": "array", "items": {"enum": cities, "description": "城" * MOST_BYTES}},
+        "default": {"const": {"title": "ü"}, "examples": ["x" * MOST_BYTES]},
+    }
+    asked = use(form, (tool("f", properties, "description", "default"),))
+    for bound in (call_form(asked, ["f"], several=False), begun_form(asked)):
+        assert len(bound.text.encode()) > MOST_BYTES // 2
+        values = ('["城市7"]', '{"title": "ü"}')
+        if form is HERMES:
+            arguments = ", ".join(f'"{key}": {value}' for key, value in zip(properties, values, strict=True))
+            text = f'<tool_call>\n{{"name": "f", "arguments": {{{arguments}}}}}\n</tool_call>'
+        else:
+            said = zip(properties, values, strict=True)
+            lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in said)
+            text = f"<tool_call>\n<function=f>\n{lines}</function>\n</tool_call>"
+        assert is_whole(bound, text)
+        assert not is_whole(bound, text.replace("城市7", "城市x"))
+        assert not is_whole(bound, text.replace("ü", "u"))
+
+
+def test_half_of_a_character_in_a_schema_is_a_replacement_character() -> None:
+    form = call_form(use(LLAMA, (tool("f", {"a": {"const": "\ud83d"}}, "a"),)), ["f"], several=False)
+    assert is_whole(form, '{"name": "f", "parameters": {"a": "\ufffd"}}')
+
+
 def test_only_a_strict_tool_is_kept_whole() -> None:
     for strict, works in ((None, True), (False, True), (True, False)):
         own = tool("f", {"a": {"type": "integer", "not": {"const": 1}}}, strict=strict)
@@ -364,9 +394,10 @@ def test_parameters_that_a_schema_refers_to_are_kept_and_unnamed_ones_refused(
         for keys in ("", "a", "zy"):
             assert is_whole(begun_form(asked(**open_)), write(*keys)), "what the model calls by itself is kept"
         named = begun_form(asked(**open_, properties={"red": {"type": "integer"}, "s": {}}))
-        for names in ([], ["s", "red", "z"], ["z"], ["ready", "re", "red"]):
+        for names in ([], ["s", "red", "z"], ["z"], ["ready", "re", "red"], ["城市", "ünï_1.b-c", "red"]):
             assert is_whole(named, write(*names)), names
         assert not is_whole(named, write("red").replace("1", "x")), "the type of a named one"
+        assert not is_whole(named, write("red ").replace("1", "x")), "nor with a blank"
     assert is_whole(call_form(asked(additionalProperties=True, **one), ["f"], several=False), write("a"))
 
 
@@ -437,15 +468,25 @@ MARKED = [
     [
         (LFM2, "<|tool_call_start|>[f({})]<|tool_call_end|>", PYTHONIC),
         (GEMMA, "<|tool_call>call:f{{{}}}<tool_call|>", MARKED),
+        (
+            FUNCTION_GEMMA,
+            "<start_function_call>call:f{{{}}}<end_function_call>",
+            [each.replace('<|"|>', "<escape>") for each in MARKED],
+        ),
+        (
+            OLMO,
+            "<function_calls>f({})</function_calls>",
+            ["n=3", 'a="x\\n", n=3', 'n=1, on=true, kind="say \\"x\\""', 'n=9, kind=null, more=[1, {"k": null}]'],
+        ),
     ],
-    ids=["python", "marked"],
+    ids=["python", "marked", "escaped", "python with json"],
 )
 def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_schema(
     form: CallFormat, frame: str, texts: list[str]
 ) -> None:
     asked = use(form, (LITERAL,))
     bound = call_form(asked, ["f"], several=False)
-    sign = "=" if form is LFM2 else ":"
+    sign = "=" if form.syntax.is_python else ":"
     for text in texts:
         assert is_whole(bound, frame.format(text)), text
         assert is_whole(begun_form(asked), "So " + frame.format(text) + "."), text
@@ -462,7 +503,7 @@ def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_sc
     ):
         if wrong != texts[2]:
             assert not is_whole(bound, frame.format(wrong)), wrong
-    for number in range(20 if form is LFM2 else 0):  # random letters never make the mark that ends a text
+    for number in range(20 if form.syntax.is_python else 0):  # random letters never make the mark that ends a text
         (found,) = calls(asked, drawn(bound, number))
         own = json.loads(found.arguments)
         assert own["n"] in range(1, 10)
@@ -472,6 +513,11 @@ def test_arguments_that_are_not_json_have_the_names_types_and_values_of_their_sc
 
 NULL = {"type": "null"}
 ROMANS = {"type": "string", "pattern": "^[IVX]+$"}
+NESTED: dict[str, Any] = {}
+for _ in range(70):
+    NESTED = {"type": "array", "items": NESTED}
+DEFINED: dict[str, Any] = {f"d{number}": {"$ref": f"#/$defs/d{number - 1}"} for number in range(1, 2001)}
+DEFINED |= {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}, "n": {"type": "number"}}
 
 
 @pytest.mark.parametrize(
@@ -483,12 +529,26 @@ ROMANS = {"type": "string", "pattern": "^[IVX]+$"}
         ({"a": ROMANS}, "pattern of 'a'"),
         ({"a": {"type": "string", "maxLength": 3}}, "maxLength of 'a'"),
         ({"a": {"anyOf": [NULL, ROMANS]}}, "pattern of 'a'"),
-        ({"a": {"type": "array", "items": {"type": "string"}}}, "items of 'a'"),
-        ({"a": {"type": "object", "properties": {}}}, "properties of 'a'"),
+        ({"a": {"type": "array", "items": {"type": "string"}}}, ""),
+        ({"a": {"type": "object", "properties": {}}}, ""),
+        ({"a": {"anyOf": [{"type": "integer"}, NULL]}}, ""),
+        ({"a": {"type": ["number", "null"], "minimum": 3}}, ""),
+        ({"a": {"type": "array", "items": ROMANS}}, "pattern of 'a'"),
+        ({"a": {"type": "array", "items": {}, "minItems": 1}}, "minItems of 'a'"),
+        ({"a": {"items": {}}}, "items of 'a'"),
+        ({"a": {"type": "object", "properties": {"b, c": {}}}}, "properties of 'a'"),
+        ({"a": {"type": "object", "properties": {"b": {}}, "required": ["c"]}}, "required of 'a'"),
+        ({"a": {"type": "object", "additionalProperties": {}}}, "additionalProperties of 'a'"),
+        ({"a": {"type": "object", "properties": {"b": ROMANS}}}, "pattern of 'a'"),
+        ({"a": {"type": "integer", "anyOf": [{"minimum": 3}]}}, "integer of 'a'"),
+        ({"a": {"type": "number", "anyOf": [{"type": "number", "minimum": 3}]}}, "minimum of 'a'"),
+        ({"a": {"type": "number", "anyOf": [{"$ref": "#/$defs/n"}]}}, "[$]ref of 'a'"),
         ({"a": {"enum": [[1]]}}, "enum of 'a'"),
-        ({"a": {"anyOf": [{"type": "integer"}, NULL]}}, "integer of 'a'"),
-        ({"a": {"type": ["number", "null"], "minimum": 3}}, "minimum of 'a'"),
         ({"a": {"$ref": "#/$defs/a"}}, "[$]ref of 'a'"),
+        ({"a": {"$ref": "#/$defs/n", "type": "number"}}, "[$]ref of 'a'"),
+        ({"a": {"$ref": "#/$defs/tree"}}, "[$]ref of 'a'"),
+        ({"a": NESTED}, "nesting of 'a'"),
+        ({"a": {"$ref": "#/$defs/d2000"}}, "nesting of 'a'"),
         ({"a": {"type": "date"}}, "type of 'a'"),
         ({"a": False}, "false of 'a'"),
         ({"a": {"type": 5}}, "type of 'a'"),
@@ -499,7 +559,9 @@ ROMANS = {"type": "string", "pattern": "^[IVX]+$"}
 def test_strict_arguments_that_are_not_json_are_refused_if_they_cannot_be_kept(
     properties: dict[str, Any], said: str
 ) -> None:
-    asked = use(LFM2, (tool("f", properties, strict=True), tool("g", {})))
+    own = tool("f", properties, strict=True)
+    own["function"]["parameters"]["$defs"] = DEFINED
+    asked = use(LFM2, (own, tool("g", {})))
     call_form(asked, ["g"], several=False)
     if not said:
         call_form(asked, ["f"], several=False)
@@ -508,6 +570,61 @@ def test_strict_arguments_that_are_not_json_are_refused_if_they_cannot_be_kept(
         call_form(asked, ["f"], several=False)
     assert raised.value.param == "tools"
     assert begun_form(asked).kind == "call"
+
+
+@pytest.mark.parametrize(
+    ("form", "frame"),
+    [
+        (GEMMA, "<|tool_call>call:f{{a:{}}}<tool_call|>"),
+        (OLMO, "<function_calls>f(a={})</function_calls>"),
+        (LFM2, "<|tool_call_start|>[f(a={})]<|tool_call_end|>"),
+    ],
+    ids=["marked", "python with json", "python"],
+)
+def test_strict_arguments_that_are_not_json_keep_what_is_in_lists_and_objects(form: CallFormat, frame: str) -> None:
+    point = {
+        "type": "object",
+        "properties": {"x": {"type": "integer", "minimum": 0}, "at": {"anyOf": [{"$ref": "#/$defs/kind"}, NULL]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    own = tool("f", {"a": {"type": "array", "items": {"$ref": "#/$defs/point"}}}, "a", strict=True)
+    own["function"]["parameters"]["$defs"] = {"point": point, "kind": {"enum": ["here", "there"]}}
+    asked = use(form, (own,))
+    bound = call_form(asked, ["f"], several=False)
+
+    def written(text: str) -> str:
+        if form is GEMMA:
+            text = re.sub('"(x|at|y)": ', r"\1:", text).replace(", ", ",").replace('"', '<|"|>')
+        return frame.format(text.replace('"', "'").replace("null", "None") if form is LFM2 else text)
+
+    for value in ([], [{"x": 3}], [{"x": 0, "at": "there"}, {"x": 1, "at": None}]):
+        text = written(json.dumps(value))
+        assert is_whole(bound, text), text
+        (found,) = calls(asked, text)
+        assert json.loads(found.arguments) == {"a": value}
+    for wrong in (
+        3,
+        [3],
+        [{}],
+        [{"x": -1}],
+        [{"x": 1.5}],
+        [{"at": "here"}],
+        [{"x": 1, "at": "no"}],
+        [{"x": 1, "y": 2}],
+    ):
+        assert not is_whole(bound, written(json.dumps(wrong))), wrong
+        assert is_whole(begun_form(asked), written(json.dumps(wrong))) == isinstance(wrong, list), "types alone"
+
+
+def test_many_references_are_kept_without_copies() -> None:
+    defined: dict[str, Any] = {"d0": {"type": "number"}}
+    for number in range(1, 20):
+        part = {"$ref": f"#/$defs/d{number - 1}"}
+        defined[f"d{number}"] = {"type": "object", "properties": {"x": part, "y": part}}
+    own = tool("f", {"a": {"$ref": "#/$defs/d19"}}, strict=True)
+    own["function"]["parameters"]["$defs"] = defined
+    assert len(call_form(use(GEMMA, (own,)), ["f"], several=False).text) < 20_000
 
 
 def test_strict_parameters_that_are_not_json_are_refused_if_they_are_more_than_listed() -> None:

@@ -18,13 +18,13 @@ from edgespec.files.home import home
 from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.tokenizers.choice import open_tokenizer
-from edgespec.text.tokenizers.gguf import GgufTokenizer
+from edgespec.text.tokenizers.gguf import GgufTokenizer, written as written_as
 from edgespec.text.tokenizers.llama_cpp import LlamaTokenizer
 from edgespec.text.tokenizers.tokenizer import FillInTokens
 from edgespec.text.tokenizers.vocabulary import _FILL_IN_TEXTS, ENDS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
-from tests.support.token_texts import CLASS_PROBE, is_of_unicode_16, special_texts, token_texts
+from tests.support.token_texts import CLASS_PROBE, is_cut_otherwise, is_of_unicode_16, special_texts, token_texts
 from tests.support.vocabularies import (
     BYTE,
     CONTROL,
@@ -87,8 +87,32 @@ def test_every_pre_tokenizer_gives_llama_cpps_ids(tmp_path: Path, pre: str) -> N
     path = write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=MERGES)
     both = Both.of(path)
     both.check_facts()
-    texts = token_texts(1, both.pieces(), special_texts(path))
-    assert [text for text in islice(texts, 500) if both.differ(text)] == []
+    texts = islice(token_texts(1, both.pieces(), special_texts(path)), 500)
+    found = [text for text in texts if both.differ(text)]
+    assert [text for text in found if not any(is_cut_otherwise(each, pre) for each in text)] == []
+
+
+@pytest.mark.parametrize("pre", ["tekken", "gpt-4o"])
+def test_words_with_marks_are_whole_as_in_the_models_own_tokenizers(tmp_path: Path, pre: str) -> None:
+    """llama.cpp cuts each of them within."""
+    words = ["नमस्ते", " दुनिया", " สวัสดี", " السَّلامُ", " cafe\u0301s"]
+    merges = dict.fromkeys(merge for word in words for merge in _merges(word))
+    merged = dict.fromkeys(merge.replace(" ", "") for merge in merges)
+    tokens = [*LETTERS, *((piece, NORMAL) for piece in merged)]
+    both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, pre=pre, merges=list(merges)))
+    whole = [both.ours.vocabulary.ids[written_as(both.ours.vocabulary, word.encode())] for word in words]
+    assert both.ours.encode("".join(words)) == whole
+    found = both.reference.encode("".join(words))
+    assert both.reference.detokenize(found) == "".join(words)
+    assert not set(whole) & set(found)
+
+
+def _merges(word: str) -> Iterator[str]:
+    """Merges that make a word one token: the bytes of each character, then the characters."""
+    characters = [[byte_letters()[byte] for byte in character.encode()] for character in word]
+    for group in [*characters, ["".join(each) for each in characters]]:
+        for end in range(1, len(group)):
+            yield f"{''.join(group[:end])} {group[end]}"
 
 
 def test_neighbours_of_a_byte_without_a_token_are_not_merged(tmp_path: Path) -> None:
@@ -221,6 +245,13 @@ def test_stop_tokens_are_recognised_by_their_texts(
         return
     for text in ("".join(texts), f"{texts[0]} a {texts[-1]}\n{texts[0][:3]}"):
         assert not both.differ(text), text
+
+
+def test_an_answer_ends_where_function_gemma_would_write_a_result(tmp_path: Path) -> None:
+    tokens = [("<end_function_call>", CONTROL), ("<start_function_response>", CONTROL), *LETTERS, *MERGED]
+    own = GgufTokenizer(read_header(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES)))
+    assert 1 in own.stop_ids
+    assert 0 not in own.stop_ids
 
 
 PLAIN = [("<s>", CONTROL), ("<|eos|>", CONTROL)]
@@ -434,7 +465,7 @@ KNOWN = (
 
 
 # What ends an answer of each family.
-ENDS = {
+ENDED_BY = {
     "aquila": "</s> <|endoftext|>",
     "baichuan": "</s>",
     "bert-bge": "[PAD]",
@@ -477,7 +508,7 @@ def test_our_ids_equal_llama_cpps_on_real_vocabularies(real: dict[str, Path], na
     both.check_facts()
     for text, ids in _own_tests(real[name]):
         assert both.ours.encode(text) == ids, text
-    own = [text for text in ("</s>",) if text not in ENDS[name].split()]  # control tokens in llama.cpp alone
+    own = [text for text in ("</s>",) if text not in ENDED_BY[name].split()]  # control tokens in llama.cpp alone
     texts = (
         text for text in token_texts(2, both.pieces(), special_texts(real[name])) if not any(map(text.count, own))
     )
@@ -487,11 +518,11 @@ def test_our_ids_equal_llama_cpps_on_real_vocabularies(real: dict[str, Path], na
 
 @pytest.mark.models
 def test_each_real_vocabulary_ends_answers_with_its_own_tokens(real: dict[str, Path]) -> None:
-    assert real.keys() == ENDS.keys()
+    assert real.keys() == ENDED_BY.keys()
     for name, path in real.items():
         with closing(LlamaTokenizer(path)) as reference:
             texts = [reference._text_of(token) for token in reference.stop_ids]  # control tokens have no public text
-            assert sorted(texts) == ENDS[name].split(), name
+            assert sorted(texts) == ENDED_BY[name].split(), name
             if name in KNOWN:
                 assert GgufTokenizer(read_header(path)).stop_ids == reference.stop_ids, name
 

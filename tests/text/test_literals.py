@@ -36,6 +36,7 @@ def test_what_python_writes_is_read_as_the_same_value(value: Any) -> None:
     ("literal", "value"),
     [
         ("['it''s', 'a \"b\" c', \"it's\"]", ["it''s", 'a "b" c', "it's"]),
+        (r"['\ud83d\ude00!', '\ud83d', '\ude00\ud83dx']", ["\U0001f600!", "\ufffd", "\ufffd\ufffdx"]),
         (r"['it\'s', '\n\t\\', '\xe4\u00e4', '\q']", ["it's", "\n\t\\", "ää", "\\q"]),
         ('["\\/", "\\u00e4"]', ["/", "ä"]),
         ("['a\nb']", ["a\nb"]),

@@ -21,6 +21,7 @@ from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.calls import call_form
 from edgespec.text.tokenizers.tokenizer import Tokenizer
+from tests.support.call_templates import CALL_TEMPLATES
 from tests.support.llama_sources import IndexUnreachableError
 from tests.support.real_templates import CHANGES_LISTS, real_templates
 
@@ -61,6 +62,8 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "mistralai-Ministral-3-14B-Reasoning-2512",
         "unsloth-mistral-Devstral-Small-2507",
     ),
+    "FUNCTION_GEMMA": ("function gemma",),
+    "OLMO": ("olmo",),
     "LFM2": ("LFM2.5-8B-A1B", "LFM2-8B-A1B", "LFM2.5-Instruct"),
     "COHERE": ("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"),
     "GRANITE": ("ibm-granite-granite-3.3-2B-Instruct",),
@@ -138,7 +141,7 @@ VALUES: list[dict[str, Any]] = [
 def templates() -> dict[str, str]:
     place = home()
     try:
-        return real_templates(place.create(place.root / "test-data"))
+        return real_templates(place.create(place.root / "test-data")) | CALL_TEMPLATES
     except IndexUnreachableError as error:
         pytest.skip(f"the templates cannot be fetched: {error}")
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgespec.files.home import home
 from edgespec.text.chat_template.template import ChatTemplate
-from edgespec.text.conversation.thinking import SWITCH, has_switch, thinking_marks
+from edgespec.text.conversation.thinking import SWITCH, has_switch, switched, thinking_marks
 from tests.support.answer_pieces import QWEN
 from tests.support.real_templates import real_templates
 
@@ -20,6 +22,10 @@ def test_thinking_opened_by_the_prompt_ends_at_the_closing_mark() -> None:
 def test_the_answer_in_a_whole_text_is_what_follows_the_thinking() -> None:
     assert QWEN.answer_in("so</think>\n\nyes") == "yes"
     assert QWEN.answer_in("yes") == "yes"
+    assert QWEN.answer_in("so</think>\n\n\u3000yes") == "\u3000yes"
+    granite = replace(QWEN, around=("<response>", "</response>"))
+    assert granite.answer_in("so</think><response>\nyes\n</response>\n") == "yes"
+    assert granite.answer_in("<response>yes</response>") == "<response>yes</response>"
 
 
 @pytest.mark.models
@@ -31,6 +37,9 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     for name in ("Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "Qwen-QwQ-32B"):
         assert found[name] == QWEN, name
     assert thinking_marks(None) is None
+    granite = found["ibm-granite-granite-3.3-2B-Instruct"]
+    assert granite is not None
+    assert granite.around == ("<response>", "</response>")
     openings = {
         "openai-gpt-oss-120b": "<|channel|>analysis<|message|>",
         "google-gemma-4-31B-it": "<|channel>thought",
@@ -48,6 +57,15 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     assert has_switch(qwen3)
     assert not has_switch(templates["Qwen-Qwen2.5-7B-Instruct"])
     assert not has_switch(None)
+    for name in ("ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-V3.1"):
+        shown = ChatTemplate(templates[name], bos_token="", eos_token="")
+        user = [{"role": "user", "content": "hi"}]
+        without, on, off = (
+            shown.render(user, extra=each) for each in ({}, *map(switched, ({SWITCH: True}, {SWITCH: False})))
+        )
+        assert without == off != on, name
+        assert has_switch(templates[name]), name
+    assert not has_switch(templates["openai-gpt-oss-120b"]), "a message's thinking is none"
     template = ChatTemplate(qwen3, bos_token="", eos_token="<|im_end|>")
     asked = [{"role": "user", "content": "hi"}]
     thinking, not_thinking = (template.render(asked, extra={SWITCH: think}) for think in (True, False))

@@ -15,6 +15,7 @@ from edgespec.text.conversation.call_formats import (
     LLAMA,
     MISTRAL,
     MOST_NAME,
+    OLMO,
     QWEN_XML,
     CallFormat,
     call_format,
@@ -49,12 +50,19 @@ CALL = f'{{"name": "weather", "arguments": {PARIS}}}'
 LLAMAS = f'{{"name": "weather", "parameters": {PARIS}}}'
 FUNCTION = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
 ONE = [("weather", PARIS)]
+OLMOS = '<function_calls>weather(city="Paris", days=2)\nnow()</function_calls>'
+TWO = [("weather", '{"city": "Paris", "days": 2}'), ("now", "{}")]
 
 
 @pytest.mark.parametrize(
     ("form", "text", "said", "calls"),
     [
         (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", "", ONE),
+        (OLMO, f"So. {OLMOS}", "So.", TWO),
+        (OLMO, OLMOS.replace('"', "'"), "", TWO),
+        (OLMO, "<function_calls>\nnow()\n</function_calls>", "", TWO[1:]),
+        (OLMO, "<function_calls>now {}</function_calls>", "<function_calls>now {}</function_calls>", []),
+        (OLMO, "<function_calls>[now()]</function_calls>", "", TWO[1:]),
         (HERMES, f"Let me see.\n\n<tool_call>{CALL}</tool_call>\n", "Let me see.", ONE),
         (HERMES, f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call> So.", "So.", ONE * 2),
         (HERMES, f"<tool_call>\n{CALL}", "", ONE),

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from textwrap import shorten
 from typing import Any
 
 import typer
@@ -31,7 +30,7 @@ from edgespec.cli.chat.talk import Talk
 from edgespec.cli.memory import for_chat
 from edgespec.cli.options import AnswerFlags, SeededFlags, check_thinking, open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import State, note, print_error
+from edgespec.cli.terminal.output import State, note, print_error, shortened
 from edgespec.cli.terminal.status import StatusLine, follow_answer, print_done
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
@@ -255,5 +254,5 @@ class _Chat:
 def continues(messages: Sequence[Mapping[str, Any]]) -> str:
     """A line that says which conversation is continued."""
     asked = [str(message["content"]) for message in messages if message["role"] == "user"]
-    last = shorten(asked[-1], 60, placeholder=" …") if asked else ""
+    last = shortened(asked[-1]) if asked else ""
     return f"the last conversation continues: {counted(len(asked), 'turn')}, the last one: {last}"

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,7 +18,7 @@ from edgespec.cli.answer_form import schema_text
 from edgespec.cli.chat.talk import Talk
 from edgespec.cli.options import check_thinking
 from edgespec.cli.suggestions import Suggestion, for_file, for_model
-from edgespec.cli.terminal.output import note, stdout_is_rich
+from edgespec.cli.terminal.output import note, shortened, stdout_is_rich
 from edgespec.cli.terminal.plan_view import plan_lines
 from edgespec.cli.terminal.status import STATS_COLUMNS, stats_lines
 from edgespec.errors import InvalidRequestError
@@ -197,7 +196,7 @@ class Commands:
                 return self._retry()
             case "/undo":
                 undone = talk.take_back()
-                note("there is nothing to undo" if undone is None else f"undone: {_shortened(undone)}", dim=True)
+                note("there is nothing to undo" if undone is None else f"undone: {shortened(undone)}", dim=True)
                 return None if undone is None else Edit(undone)
             case "/more":
                 return self._more()
@@ -234,7 +233,7 @@ class Commands:
     def _more(self) -> Ask | GoOn | None:
         talk = self._talk
         if talk.unanswered is not None:
-            note(f"asked again: {_shortened(talk.unanswered)}", dim=True)
+            note(f"asked again: {shortened(talk.unanswered)}", dim=True)
             return Ask(talk.unanswered)
         complete = talk.why_complete()
         if complete is None:
@@ -259,7 +258,7 @@ class Commands:
         if text is not None:
             session.system = None if text.strip().lower() == "none" else text
         own = session.system
-        note("there is no system message" if own is None else f"system message: {_shortened(own)}", dim=True)
+        note("there is no system message" if own is None else f"system message: {shortened(own)}", dim=True)
 
     def _set(self, words: list[str]) -> None:
         """Change the setting that ``words`` name, if any, and show all settings."""
@@ -386,8 +385,3 @@ def _path(text: str) -> str:
 
 def _turns(talk: Talk) -> str:
     return counted(sum(message["role"] == "user" for message in talk.session.messages), "turn")
-
-
-def _shortened(text: str) -> str:
-    """A text on one line, cut after 60 characters."""
-    return textwrap.shorten(text, 60, placeholder=" …")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ from dataclasses import replace
 from edgespec.cli.chat.prompts import Prompts
 from edgespec.cli.options import open_engine
 from edgespec.cli.terminal.interrupts import Interrupts
-from edgespec.cli.terminal.output import NARROWEST, State, note, print_error, stderr_columns
+from edgespec.cli.terminal.output import State, note, print_error, stderr_columns, wrapped
 from edgespec.engine.engine import Engine
 from edgespec.engine.pair.drafter_offer import DrafterOffer
 from edgespec.errors import EdgespecError
@@ -86,9 +85,8 @@ def _obey(interrupts: Interrupts) -> None:
 
 def _wanted(offer: DrafterOffer, interrupts: Interrupts) -> bool:
     """The answer to the question; Ctrl-C and Ctrl-D mean no."""
-    columns = max(NARROWEST, (stderr_columns() or 80) - 1)
-    lines = textwrap.fill(_about(offer) + " Fetch_it?_[Y/n]", columns, break_on_hyphens=False)
-    question = lines.replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
+    lines = wrapped(_about(offer) + " Fetch_it?_[Y/n]", (stderr_columns() or 80) - 1)
+    question = "\n".join(lines).replace("Fetch_it?_[Y/n]", "Fetch it? [Y/n] ")  # underscores kept it on one line
     while True:
         try:
             with interrupts.during(forgives=(signal.SIGINT,)):

@@ -67,8 +67,8 @@ class Talk:
         self.session.cancel()
 
     def _sampling(self) -> Sampling:
-        usual = self.engine.file_sampling if self._as_file else Sampling()
-        return replace(usual, rule=self.engine.profile.rule, **self._drawn)
+        usual = self.engine.file_sampling if self._as_file else Sampling(rule=self.engine.profile.rule)
+        return replace(usual, **self._drawn)
 
     def set(self, **values: Any) -> None:
         """Change sampling settings, or ``max_tokens``. Raises InvalidRequestError."""

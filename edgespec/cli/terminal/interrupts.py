@@ -147,7 +147,7 @@ class Interrupts:
             if number != _SIGHUP:
                 self._end_now()
             return
-        if number not in self._block.forgives or self._again(time.monotonic()):
+        if number not in self._block.forgives or self._again(number, time.monotonic()):
             self.leaving = True
             self.number = None if number == signal.SIGINT else number
             if number in _ENDING:
@@ -158,8 +158,14 @@ class Interrupts:
             self._reading = False
             raise KeyboardInterrupt
 
-    def _again(self, now: float) -> bool:
-        """Whether a signal at ``now`` that a block forgives is the second of two."""
+    def _again(self, number: int, now: float) -> bool:
+        """Whether a signal at ``now`` that a block forgives is the second of two.
+
+        A SIGHUP is neither: a closed terminal sends several, and systemd one with each SIGTERM, before or behind it.
+        """
+        if number == _SIGHUP:
+            self._pending_at = self._pending_at if self._pending else now
+            return False
         if self._block.counts:
             again = (self._pending and self._pending_at is None) or now - self._last_at < _TWICE_WITHIN_S
             self._last_at, self._pending_at = now, None

@@ -16,7 +16,10 @@ CLOSE_S = 1.0
 
 
 class LogWriter:
-    """Writes lines in their order. Lines for which there is no room are dropped, and the next line says how many."""
+    """Writes lines in their order.
+
+    Lines for which there is no room here or on the disk are dropped, and a line that follows says how many.
+    """
 
     def __init__(self, most_lines: int = MOST_LINES, most_characters: int = MOST_CHARACTERS) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -53,20 +56,24 @@ class LogWriter:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            self._print(line)
+            written = self._print(line)
             with self._lock:
                 self._waiting -= 1
                 self._characters -= len(line)
-                dropped, self._dropped = self._dropped, 0
-            if dropped:
-                self._print(f"lines of the log that were dropped, because stderr was not read: {dropped}")
+                self._dropped += not written
+                dropped = self._dropped
+            if dropped and written and self._print(f"lines of the log that stderr did not take: {dropped}"):
+                with self._lock:
+                    self._dropped -= dropped
 
     @staticmethod
-    def _print(line: str) -> None:
-        """A closed stderr does not end the thread."""
+    def _print(line: str) -> bool:
+        """Whether the whole line was written. A closed stderr does not end the thread."""
         with contextlib.suppress(OSError, ValueError):
             data = f"{line}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace")
             # Not through Python's buffer, whose lock a waiting thread would hold when the program ends.
             descriptor = sys.stderr.fileno()
             while data:
                 data = data[os.write(descriptor, data) :]
+            return True
+        return False

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import codecs
 import importlib
 import io
 import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -22,7 +21,7 @@ from typing import Any, TextIO, TypeVar
 from edgespec import errors
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.errors import ESCAPES, EdgespecError, InvalidRequestError
-from edgespec.files.disk import counted, megabytes
+from edgespec.files.disk import counted, in_utf_8, megabytes
 from edgespec.files.progress import Job, Loading, ProgressEvent, follow
 
 SCHEMA_VERSION = 1
@@ -52,6 +51,11 @@ _OBEY_CODES = 4  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, of a console's mode
 
 # Lines are wrapped to at least this many columns.
 NARROWEST = 20
+
+_WORDS = re.compile(r" +|[^ ]+")
+
+# What a line shows of a longer text.
+_SHORT_CELLS = 60
 
 
 @dataclass(slots=True)
@@ -138,14 +142,6 @@ def decode_input(data: bytes) -> str:
         raise InvalidRequestError(f"stdin is not UTF-8 text (byte {error.start})", hint=convert) from error
 
 
-def _in_utf_8(data: bytes) -> bytes:
-    """UTF-16 with a byte order mark, in which Windows' programs write text, in UTF-8; other bytes as they are."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        with suppress(UnicodeDecodeError):
-            return data.decode("utf-16").encode()
-    return data
-
-
 def read_input(interrupts: Interrupts) -> str:
     """Read all of stdin as text. After ``_PATIENCE_S``, a message on stderr says that stdin is awaited.
 
@@ -162,7 +158,7 @@ def read_input(interrupts: Interrupts) -> str:
         raise InvalidRequestError(
             f"stdin holds more than {megabytes(MOST_INPUT_BYTES)}", hint="no model can read this much; give a part"
         )
-    data = _in_utf_8(data)
+    data = in_utf_8(data)
     if (zero := data.find(0)) >= 0:
         raise InvalidRequestError(
             f"stdin is not text (a zero at byte {zero})", hint="give a text file, or only the text of a document"
@@ -206,12 +202,54 @@ def time_left(seconds: float) -> str:
 
 def _wrapped(line: str, columns: int, hang: int | None) -> str:
     """The line wrapped to ``columns``; see ``note`` for ``hang``."""
-    if len(line) <= columns:
-        return line
     indent = " " * (len(line) - len(line.lstrip()) + 2 if hang is None or hang > columns - NARROWEST else hang)
-    return textwrap.fill(
-        line, max(NARROWEST, columns), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+    return "\n".join(wrapped(line, columns, indent))
+
+
+def cells(text: str) -> int:
+    """The columns of a terminal that a text takes: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # here: rarely needed
+
+    return cell_len(text)
+
+
+def padded(text: str, columns: int) -> str:
+    """The text with blanks up to that many columns of a table."""
+    return text + " " * (columns - cells(text))
+
+
+def wrapped(line: str, columns: int, indent: str = "") -> list[str]:
+    """The lines that a line takes, without blanks at their ends, broken between words and between ideographs."""
+    line, columns = line.expandtabs(), max(NARROWEST, columns)
+    if cells(line) <= columns:
+        return [line.rstrip(" ")]
+    units = _WORDS
+    if not line.isascii():
+        from edgespec.cli.terminal.terminal_text import UNBROKEN
+
+        units = UNBROKEN
+    lines, last = [], ""
+    for unit in units.findall(line):
+        if last.strip() and cells(last + unit) > columns:
+            lines.append(last.rstrip(" "))
+            last = indent + unit.lstrip(" ")
+        else:
+            last += unit
+    return [*lines, last.rstrip(" ")]
+
+
+def shortened(text: str) -> str:
+    """A text on one line. A longer one is cut between words where that leaves more than half of the line."""
+    text = " ".join(text.split())
+    if cells(text) <= _SHORT_CELLS:
+        return text
+    end = 0
+    while cells(text[: end + 1]) <= _SHORT_CELLS - 2:
+        end += 1
+    words = text[: end + 1].rpartition(" ")[0]
+    return f"{words} …" if 2 * cells(words) > _SHORT_CELLS else f"{text[:end]}…"
 
 
 def stderr_columns() -> int | None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec.cli.terminal.output import EXACTNESS_WORDS, NARROWEST, note, print_json, stderr_columns, stdout_is_rich
+from edgespec.cli.terminal.output import (
+    EXACTNESS_WORDS,
+    NARROWEST,
+    cells,
+    note,
+    print_json,
+    stderr_columns,
+    stdout_is_rich,
+    wrapped,
+)
 from edgespec.cli.terminal.reading import ReadingLine
 from edgespec.engine.answer import Generation
 from edgespec.engine.events import Done, Notice, Reading, Text
@@ -112,10 +120,10 @@ class StatusLine:
             return _SEPARATOR.join(parts)
         lines = [parts[0]]
         for part in parts[1:]:
-            if len(lines[-1]) + len(_SEPARATOR) + len(part) <= columns:
+            if cells(lines[-1] + _SEPARATOR + part) <= columns:
                 lines[-1] += _SEPARATOR + part
             else:
-                lines += textwrap.wrap(part, max(NARROWEST, columns), subsequent_indent="  ")
+                lines += wrapped(part, columns, "  ")
         return "\n".join(lines)
 
     def _reason(self, done: Done) -> list[str]:

@@ -27,6 +27,8 @@ _IDEOGRAPH = re.compile(f"[{_IDEOGRAPHS}]")
 # Punctuation of these scripts that must not start a line.
 _CLOSING = frozenset("、。，．：；？！）」』】》〉〕")
 _UNITS = re.compile(rf"\r?\n|[ \t]|[{_IDEOGRAPHS}]|[^\s{_IDEOGRAPHS}]+|\s")
+# What stays on one line of a message.
+UNBROKEN = re.compile(rf" +|(?:[{_IDEOGRAPHS}]|[^ {_IDEOGRAPHS}]+)[{''.join(sorted(_CLOSING))}]*")
 
 _TAB = 8
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgespec.engine.learned.texts import LEARNED, learned_path
 from edgespec.errors import EdgespecError, InvalidRequestError, reason_of
-from edgespec.files.disk import expanded, read_bounded
+from edgespec.files.disk import expanded, in_utf_8, read_bounded
 from edgespec.files.gguf.vocabulary import vocabulary_digest
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
@@ -198,7 +198,7 @@ def _files(root: str) -> Iterator[str]:
 def _read(file: str) -> tuple[str | None, str]:
     """The text of a file; or None and why it is skipped."""
     try:
-        data = read_bounded(file, MOST_FILE_BYTES)
+        data = in_utf_8(read_bounded(file, MOST_FILE_BYTES))
     except OSError:
         return None, "unreadable"
     except ValueError:

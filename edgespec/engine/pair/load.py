@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ from edgespec.errors import InvalidRequestError
 from edgespec.files.home import Home
 from edgespec.files.model_file import LocatedModel
 from edgespec.files.progress import Job, Loading, LoadProgress, follow
-from edgespec.hardware.machine import Machine, describe_machine
+from edgespec.hardware.machine import Machine, describe_machine, process_bytes
 from edgespec.hardware.neighbours import Neighbours
 from edgespec.interfaces.model import Model
 from edgespec.placement.context_length import choose_context, least_context, unchanged_context
@@ -30,6 +32,7 @@ from edgespec.placement.prepared import Preparation, PreparedModel, choose_threa
 from edgespec.planning.choice.planner import PlanRequest
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WidthProbe
+from edgespec.profiles.layers import KEYS, unknown_key
 from edgespec.profiles.profile import Profile, load_profile
 from edgespec.runtimes.process.settings import WorkerSettings
 from edgespec.runtimes.runtime import LoadedModel, Settings
@@ -56,12 +59,12 @@ class Limits:
     ledger: MemoryLedger | None = None
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name == "ledger":
+        for name in ("max_memory_bytes", "max_threads"):
+            if (value := getattr(self, name)) is None:
                 continue
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise InvalidRequestError(f"{each.name} must be a whole number of at least 1, not {value!r:.40}")
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+                raise InvalidRequestError(f"{name} must be a whole number of at least 1, not {value!r:.40}")
+            object.__setattr__(self, name, int(value))
 
 
 def load_pair(
@@ -76,7 +79,8 @@ def load_pair(
 ) -> LoadedPair:
     """Find and load what the profile asks for. Raises EdgespecError and its subclasses only."""
     machine = describe_machine()
-    allowed = _allowed_bytes(profile, machine, limits)
+    together = _together_bytes(profile, machine, limits.ledger)
+    allowed = together if limits.max_memory_bytes is None else min(together, limits.max_memory_bytes)
     file = _find_target(profile, locator)
     # Chosen before a drafter is fetched for it.
     open_tokenizer = cache(choose_tokenizer(file.tokenizer_path, file.header))
@@ -96,7 +100,7 @@ def load_pair(
     request, whole = chosen.request, _whole(chosen.model, locator)
     if limits.ledger is not None:
         models = [target.model, *([] if chosen.model is None else [chosen.model])]
-        limits.ledger.require(file.name, [each.memory for each in models])
+        limits.ledger.require(file.name, [each.memory for each in models], together)
     measure = _measure(request, store, own_home, tell, open_tokenizer, calibrate=calibrate)
     pool = ModelPool(
         chosen.prepare,
@@ -145,12 +149,11 @@ def load_pair(
         raise
 
 
-def _allowed_bytes(profile: Profile, machine: Machine, limits: Limits) -> int:
-    if limits.ledger is not None:  # as if it were the only engine: what others take is counted there
-        allowed = limits.ledger.allowed_bytes
-    else:
-        allowed = int(machine.available_memory_bytes * profile.max_memory_fraction)
-    return allowed if limits.max_memory_bytes is None else min(allowed, limits.max_memory_bytes)
+def _together_bytes(profile: Profile, machine: Machine, ledger: MemoryLedger | None) -> int:
+    """What all engines of this program may take together, by the memory that is available now."""
+    taken = 0 if ledger is None else min(ledger.taken_bytes, process_bytes())  # so mapped weights count once
+    most = int((machine.available_memory_bytes + taken) * profile.max_memory_fraction)
+    return most if ledger is None else min(most, ledger.allowed_bytes)
 
 
 def _find_target(profile: Profile, locator: Locator) -> LocatedModel:
@@ -290,17 +293,40 @@ def _affordable(probe: WidthProbe, preferred: WidthProbe | None, slower_allowed:
     return probe.plain_forward_s <= slower_allowed * preferred.plain_forward_s
 
 
-def resolve_profile(profile: Profile | str | None, overrides: Mapping[str, Any], own_home: Home) -> Profile:
-    """The profile with the overrides applied. Environment variables and project files are not read."""
-    given = {name: value for name, value in overrides.items() if value is not None}
+def resolve_profile(
+    profile: Profile | str | os.PathLike[str] | None,
+    overrides: Mapping[str, Any],
+    own_home: Home,
+    parameters: Iterable[str],
+) -> Profile:
+    """The profile with the overrides applied. Environment variables and project files are not read.
+
+    An unknown name may be meant as one of the ``parameters`` that the caller has besides.
+    """
+    for name in overrides:
+        if name not in KEYS:
+            raise unknown_key(name, "the arguments", [*KEYS, *parameters])
+    given = {name: _as_in_a_file(value) for name, value in overrides.items() if value is not None}
     if isinstance(profile, Profile):
         if given:
             raise InvalidRequestError(
                 f"{next(iter(given))} was given together with a resolved profile", hint="set it in the profile"
             )
         return profile
+    named = _as_in_a_file(profile)
+    if named is not None and not isinstance(named, str):
+        raise InvalidRequestError(f"profile must be a name or a path, not {type(profile).__name__}", param="profile")
     # Not Path.cwd(): a service's working folder may be gone, and only a profile named by a relative path needs it.
-    return load_profile(profile, environ={}, cwd=Path(), user_dir=own_home.root, flags=given, only_the_named=True)
+    return load_profile(named, environ={}, cwd=Path(), user_dir=own_home.root, flags=given, only_the_named=True)
+
+
+def _as_in_a_file(value: object) -> object:
+    """A path as text, and numbers of other packages, such as numpy, as Python's own."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def fastest_plain(target: LoadedModel, store: Measurements) -> tuple[Mapping[str, Any], float] | None:

@@ -380,9 +380,8 @@ class PairMeasurements:
         return best_possible(costs.curves.curves[0], cost, widths.depth_cap).speedup > DRAFT_MARGIN
 
     def learn_prior(self, source: str, acceptance: Acceptance, most_tokens: float = math.inf) -> None:
-        """Store a source's measured acceptance, before any conversation: that of at most ``most_tokens``."""
-        prior = acceptance.as_prior()
-        self.priors[source] = replace(prior, tokens=min(prior.tokens, most_tokens))
+        """Store a source's measured acceptance, before any conversation, each rate of at most ``most_tokens``."""
+        self.priors[source] = acceptance.as_prior().of_at_most(most_tokens)
         self.store.save(ACCEPTANCE, self.priors[source], self.target, self._identity(source))
 
     def learn_answer(self, outcome: Outcome) -> bool:

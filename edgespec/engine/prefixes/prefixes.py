@@ -70,7 +70,7 @@ class Prefixes:
         self._facts = facts
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._keys: dict[tuple[str, str], bytes | None] = {}
+        self._keys: dict[tuple[str, str], bytes] = {}
         self._answered: list[_Prompt] = []
         self._wanted: list[_Prompt] = []
         self._notices: list[str] = []
@@ -86,7 +86,9 @@ class Prefixes:
             about = {"model": self._facts.sha256, "class": self._facts.cache_class, "angles": angles, "owner": owner}
             digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).digest()
             key = NO_MAC if self._facts.sha256 is None else mac_in(self._home, digest)
-            self._keys[owner, angles] = None if key == NO_MAC else key
+            if key == NO_MAC:  # the next call may read the secret
+                return None
+            self._keys[owner, angles] = key
         return self._keys[owner, angles]
 
     # ------------------------------------------------------------------------------------------- reading
@@ -112,7 +114,8 @@ class Prefixes:
         except CancelledError:  # the answer ends without a token
             pass
         except (EdgespecError, OSError) as error:
-            if isinstance(error, SessionFileError):
+            # One that could not be read may be whole, and readable the next time.
+            if isinstance(error, SessionFileError) and not isinstance(error.__cause__, OSError):
                 remove(found.path)
             self._notices.append(f"a kept beginning is read again: {reason_of(error)}")
         return target.length

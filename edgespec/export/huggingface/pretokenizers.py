@@ -1,7 +1,8 @@
-"""Finds the llama.cpp pre-tokenizer that splits text exactly as a tokenizer.json does.
+"""Finds llama.cpp's name of the pre-tokenizer in a tokenizer.json.
 
-A GGUF stores only the name of a pre-tokenizer, whose regular expressions are built into llama.cpp. A structure that
-is not exactly one of the known ones is refused: with a wrong name some texts would silently get other tokens.
+A GGUF stores only the name. By it edgespec splits text exactly as the tokenizer.json does, and llama.cpp almost
+(``text/tokenizers/word_splits.py``). A structure that is not exactly one of the known ones is refused: with a wrong
+name some texts would silently get other tokens.
 """
 
 from __future__ import annotations
@@ -9,36 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from edgespec.text.tokenizers.word_splits import WORD_SPLITS
+
 SPACE = "▁"  # SentencePiece's character for a space
 
 # One step of a pre-tokenizer: ("split", regex), ("digits",), or ("bytes", whether GPT-2's regex splits first).
 _Step: TypeAlias = tuple[str, str | bool] | tuple[str]
 
-# Regular expressions of published tokenizers, as llama.cpp's src/llama-vocab.cpp quotes them. Every text consists of
-# matches. Llama 3 and Qwen 2 differ in the number of digits per piece.
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|"
-_BLANKS = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _BLANKS
-_LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
-_QWEN2 = _WORDS + r"\p{N}" + _REST
-_SEED = _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _BLANKS
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_SMALL, _LARGE = (rf"[^\r\n\p{{L}}\p{{N}}]?{word}" for word in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*"))
-_SIGNS = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _BLANKS
-_TEKKEN = rf"{_SMALL}|{_LARGE}|\p{{N}}" + _SIGNS
-_GPT_4O = rf"{_SMALL}{_ENDINGS}?|{_LARGE}{_ENDINGS}?|\p{{N}}{{1,3}}" + _SIGNS
-
 # llama.cpp's name, by the steps and by whether whole words in the vocabulary skip the merges (ignore_merges).
 _BYTE_LEVEL: Mapping[tuple[tuple[_Step, ...], bool], str] = {
     ((("bytes", True),), False): "gpt-2",
     ((("digits",), ("bytes", True)), False): "smollm",
-    ((("split", _LLAMA3), ("bytes", False)), True): "llama-bpe",
-    ((("split", _LLAMA3), ("bytes", False)), False): "dbrx",
-    ((("split", _GPT_4O), ("bytes", False)), False): "gpt-4o",
-    ((("split", _SEED), ("bytes", False)), False): "seed-coder",
-    ((("split", _QWEN2), ("bytes", False)), False): "qwen2",
-    ((("split", _TEKKEN), ("bytes", False)), True): "tekken",
+    **{
+        ((("split", WORD_SPLITS[name].patterns[0]), ("bytes", False)), WORD_SPLITS[name].whole_words): name
+        for name in ("llama-bpe", "dbrx", "gpt-4o", "seed-coder", "qwen2", "tekken")
+    },
 }
 # Qwen's tokenizer applies NFC before splitting. llama.cpp does not, for any GGUF of these models: text with
 # decomposed accents gets other tokens of the same bytes.

@@ -69,13 +69,13 @@ def versions() -> dict[str, str]:
 
 def convert(source: Path, work: Path, say: Any, *, untied: bool) -> dict[str, Any]:
     """Trace the model in ``source`` and write ``work``/model.onnx. ``untied``: its head is not its embedding."""
+    say(stage="reading the model")  # first: the imports take many seconds
     import torch
     from optimum.exporters.onnx import onnx_export_from_model
     from optimum.exporters.tasks import TasksManager
     from transformers import AutoConfig, AutoModelForCausalLM, __version__ as release
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    say(stage="reading the model")
     config = AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     if config.model_type not in TasksManager.get_supported_model_type_for_task(TASK, exporter="onnx"):
         raise Refused("unknown", f"Optimum cannot convert models of the type {config.model_type!a}")

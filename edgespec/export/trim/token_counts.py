@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from edgespec.errors import InvalidRequestError, ModelFileError, reason_of
 from edgespec.files.atomic import write_json
 from edgespec.files.checked import Key, Range, WrongValueError, read, read_object
-from edgespec.files.disk import read_bounded
+from edgespec.files.disk import in_utf_8, read_bounded
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def count_tokens(texts: Iterable[Sequence[int]], vocabulary_size: int) -> Counte
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file. Raises InvalidRequestError if it is not UTF-8, not readable, empty or too long."""
     try:
-        text = read_bounded(path, MOST_TEXT_BYTES).decode("utf-8-sig")
+        text = in_utf_8(read_bounded(path, MOST_TEXT_BYTES)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(
             f"{path} is not UTF-8 text (byte {error.start})", hint="convert it first, for example with iconv"

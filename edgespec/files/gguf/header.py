@@ -88,6 +88,8 @@ _INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "u
 _SPLIT_NUMBER, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _TOKEN_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "unknown", "padding"))
 
+_CONVERT = "convert it: `edgespec export {} --to gguf -o DIR`"
+
 # Other files that users pass as a model, recognised by their first bytes.
 _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
     (
@@ -101,7 +103,7 @@ _IMPOSTORS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "the download link led to a page: use the file's direct address",
     ),
     (re.compile(rb"\s*\{"), "it is JSON, not a model", "open the file: it may hold a server's error message"),
-    (re.compile(rb"(?s).{6}\0\0\{"), "it is a safetensors file, not GGUF", "convert it first: `edgespec export`"),
+    (re.compile(rb"(?s).{6}\0\0\{"), "it is a safetensors file, not GGUF", _CONVERT),
     (re.compile(rb"PK\x03\x04"), "it is a zip archive (or a PyTorch checkpoint), not GGUF", "unpack or convert it"),
     (re.compile(rb"\x1f\x8b"), "it is gzip-compressed", "unpack it first"),
     (re.compile(rb"\x80[\x02-\x05]"), "it is a Python pickle, not GGUF", "never load a pickle you do not trust"),
@@ -187,6 +189,12 @@ def _read(path: Path, data: mmap.mmap, size: int) -> GgufHeader:
     )
 
 
+def to_convert(model: Path | str) -> str:
+    """The hint for weights in safetensors: the command that converts a folder, or a repository, with them."""
+    named = str(model)
+    return _CONVERT.replace("{}", f'"{named}"' if " " in named else named)
+
+
 def _check_start(cursor: Cursor, head: bytes) -> None:
     if head[:4] == b"GGUF":
         if cursor.size < _FIXED_BYTES:
@@ -195,7 +203,7 @@ def _check_start(cursor: Cursor, head: bytes) -> None:
         return
     for pattern, reason, hint in _IMPOSTORS:
         if pattern.match(head):
-            raise cursor.fail(reason, 0, hint)
+            raise cursor.fail(reason, 0, to_convert(cursor.path.parent) if hint is _CONVERT else hint)
     if cursor.size < 4:
         raise cursor.fail(f"too short: {cursor.size} bytes hold no GGUF header", cursor.size, DOWNLOAD_AGAIN)
     raise cursor.fail(
@@ -228,6 +236,10 @@ def _check_known(cursor: Cursor, entries: Mapping[str, Entry]) -> str:
     tokens = _table(cursor, entries, "tokenizer.ggml.tokens", "string", None)
     if tokens == 0:
         raise cursor.fail("tokenizer.ggml.tokens is empty", entries["tokenizer.ggml.tokens"].offset)
+    types = entries.get("tokenizer.ggml.token_type")
+    if types is not None and types.kind == "uint32" and types.count is not None:
+        reason = "its token types are uint32 instead of int32, as in mlx_lm's files, whose tokens have no ranks"
+        raise cursor.fail(reason, types.offset, "convert the model's folder instead: `edgespec export`")
     # llama.cpp indexes token_type and scores by token id without a bounds check.
     _table(cursor, entries, "tokenizer.ggml.token_type", "int32", tokens)
     _table(cursor, entries, "tokenizer.ggml.scores", "float32", tokens, or_kind="int32")  # Mistral's own files

@@ -39,8 +39,8 @@ PRIOR_STRENGTH = 4.0
 # a 1.13x drafter in half of the answers; with 8 seldom, and a slower drafter was parked a round or two later.
 TAUGHT_STRENGTH = 8.0
 
-# Largest weight of all tokens seen, for the next conversation: it should outlast an answer of another kind, or a
-# drafter that did not pay at the end of one conversation would never be tried again.
+# Largest weight of a rate in the next conversation: it should outlast an answer of another kind, or a drafter that
+# did not pay at the end of one conversation would never be tried again.
 HANDED_ON_STRENGTH = 256.0
 
 # Before a pair has any experience: the middle of 0.1 (translation, short questions) to 0.9 (code), accepted by a 1.5B
@@ -76,30 +76,43 @@ class _Count:
 
 
 _Rate: TypeAlias = Annotated[float, Range(0, 1)] | None
+_Tokens: TypeAlias = Annotated[float, Range(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceptancePrior:
     """What earlier conversations of a pair taught: a rate for every position and every bin, None if unknown.
 
-    ``tokens`` is the number of tokens behind the rates, capped at HANDED_ON_STRENGTH.
+    ``position_tokens`` and ``confidence_tokens`` are the numbers of tokens behind each rate, at most
+    HANDED_ON_STRENGTH.
     """
 
     by_position: Annotated[tuple[_Rate, ...], Length(POSITIONS, POSITIONS)] = (None,) * POSITIONS
     by_confidence: Annotated[tuple[_Rate, ...], Length(BINS, BINS)] = (None,) * BINS
-    tokens: Annotated[float, Range(0)] = 0.0
+    position_tokens: Annotated[tuple[_Tokens, ...], Length(POSITIONS, POSITIONS)] = (0.0,) * POSITIONS
+    confidence_tokens: Annotated[tuple[_Tokens, ...], Length(BINS, BINS)] = (0.0,) * BINS
+
+    def of_at_most(self, tokens: float) -> AcceptancePrior:
+        """The same rates, each of at most that many tokens."""
+        return replace(
+            self,
+            position_tokens=tuple(min(tokens, own) for own in self.position_tokens),
+            confidence_tokens=tuple(min(tokens, own) for own in self.confidence_tokens),
+        )
 
     @property
     def at_least(self) -> AcceptancePrior:
         """The lower ends of 95 % intervals around the rates of so few tokens."""
 
-        def low(rate: float | None) -> float | None:
+        def low(rate: float | None, tokens: float) -> float | None:
             if rate is None:
                 return None
-            return max(0.0, rate - NORMAL_95 * math.sqrt(rate * (1.0 - rate) / max(1.0, self.tokens)))
+            return max(0.0, rate - NORMAL_95 * math.sqrt(rate * (1.0 - rate) / max(1.0, tokens)))
 
         return replace(
-            self, by_position=tuple(map(low, self.by_position)), by_confidence=tuple(map(low, self.by_confidence))
+            self,
+            by_position=tuple(map(low, self.by_position, self.position_tokens)),
+            by_confidence=tuple(map(low, self.by_confidence, self.confidence_tokens)),
         )
 
 
@@ -179,29 +192,40 @@ class Acceptance:
         return (self._kept + PRIOR_STRENGTH * UNKNOWN) / (self._claimed + PRIOR_STRENGTH * UNKNOWN)
 
     def as_prior(self) -> AcceptancePrior:
-        """What is known now, for the next conversation; the old prior while too few tokens were seen."""
+        """What is known now, for the next conversation; the old prior while too few tokens were seen.
+
+        With a of n tokens accepted at a position or in a bin, its rate becomes (a + w * r) / (n + w). Where the prior
+        has a rate, it is r, and w the tokens behind it, at least PRIOR_STRENGTH; elsewhere r is a guess of weight
+        w = PRIOR_STRENGTH.
+        """
         prior = self._prior
         if prior == NO_PRIOR and self.seen < PRIOR_STRENGTH:
             return prior
         overall = self._all.ever(self._usual, PRIOR_STRENGTH)
 
-        def rate(count: _Count, known: float | None, guess: float) -> float | None:
+        def rate(count: _Count, known: float | None, tokens: float, guess: float) -> float | None:
             if not count.tried_ever:
                 return known
-            if known is None:
-                return count.ever(guess, PRIOR_STRENGTH)
-            return count.ever(known, max(PRIOR_STRENGTH, prior.tokens))
+            return count.ever(guess if known is None else known, max(PRIOR_STRENGTH, tokens))
 
         return AcceptancePrior(
             by_position=tuple(
-                rate(count, known, overall) for count, known in zip(self._positions, prior.by_position, strict=True)
+                rate(*each, overall)
+                for each in zip(self._positions, prior.by_position, prior.position_tokens, strict=True)
             ),
             by_confidence=tuple(
-                rate(count, known, min(1.0, (index + 0.5) / BINS * self._honesty))
-                for index, (count, known) in enumerate(zip(self._bins, prior.by_confidence, strict=True))
+                rate(*each, min(1.0, (index + 0.5) / BINS * self._honesty))
+                for index, each in enumerate(
+                    zip(self._bins, prior.by_confidence, prior.confidence_tokens, strict=True)
+                )
             ),
-            tokens=min(HANDED_ON_STRENGTH, prior.tokens + self._all.tried_ever),
-        )
+            position_tokens=_together(prior.position_tokens, self._positions),
+            confidence_tokens=_together(prior.confidence_tokens, self._bins),
+        ).of_at_most(HANDED_ON_STRENGTH)
+
+
+def _together(before: Sequence[float], counts: Sequence[_Count]) -> tuple[float, ...]:
+    return tuple(tokens + count.tried_ever for tokens, count in zip(before, counts, strict=True))
 
 
 def _bin(confidence: float) -> int:

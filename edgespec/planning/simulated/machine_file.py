@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from edgespec.errors import ProfileError
-from edgespec.files.checked import Check, From, Key, Length, Range, WrongValueError, read, shown
+from edgespec.files.checked import Check, From, Key, Length, Range, WrongValueError, is_line, read, shown
 
 # Bounds that no machine of the coming decade reaches; a figure beyond them has the wrong unit.
 _MOST_BYTES = 2**50
@@ -27,7 +27,7 @@ _Seconds: TypeAlias = Annotated[float, Range(0.0, _LONGEST_S)]
 
 
 def _is_line(text: str) -> bool:
-    return text.isprintable() and 0 < len(text) <= _LONGEST_TEXT  # a terminal would execute control characters
+    return is_line(text) and 0 < len(text) <= _LONGEST_TEXT  # a terminal would execute control characters
 
 
 _Line: TypeAlias = Annotated[

@@ -20,6 +20,7 @@ from edgespec.runtimes.native.layout import read_layout
 from edgespec.runtimes.native.library import LEVELS, MOST_THREADS, NativeLibrary, load
 from edgespec.runtimes.native.rewinds import held_bytes, windowed_layers
 from edgespec.runtimes.native.sequence import NativeSequence
+from edgespec.runtimes.native.sidecar import Sidecar
 from edgespec.runtimes.native.tensors import REQUANTIZED_TYPE, ModelLayout, requantize, spared_by, spared_of_forward
 from edgespec.runtimes.native.weights import HeadRows, ModelPart, SidecarFile, load_weights, sidecar_of
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, mixture_of
@@ -170,10 +171,9 @@ def bytes_spared(file: LocatedModel) -> int:
     return spared_by(_read_layout(file, requantized=True)) - spared_by(_read_layout(file, requantized=False))
 
 
-def has_sidecar(sidecar: SidecarFile, file: LocatedModel, *, requantized: bool) -> bool:
-    """Whether the header of the file there names this model and its present layout."""
-    layout = _read_layout(file, requantized=requantized)
-    return sidecar_of(load(), layout, sidecar, 1, lambda: False).is_there()
+def kept_weights(sidecar: SidecarFile, file: LocatedModel, *, requantized: bool) -> Sidecar:
+    """The file there for the model's present layout, whether or not it exists."""
+    return sidecar_of(load(), _read_layout(file, requantized=requantized), sidecar, 1, lambda: False)
 
 
 def _read_layout(file: LocatedModel, *, requantized: bool) -> ModelLayout:

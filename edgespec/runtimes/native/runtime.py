@@ -32,11 +32,11 @@ from edgespec.runtimes.native.model import (
     NativeSettings,
     bytes_spared,
     describe_native,
-    has_sidecar,
+    kept_weights,
     load_native,
     windowed_of,
 )
-from edgespec.runtimes.native.sidecar import has_room
+from edgespec.runtimes.native.sidecar import Sidecar
 from edgespec.runtimes.native.tensors import unread_reason
 from edgespec.runtimes.native.weights import SidecarFile
 from edgespec.runtimes.runtime import AS_FILED, DraftForm, Runtime
@@ -115,14 +115,12 @@ class NativeRuntime(Runtime):
 
     def is_prepared(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
         """Whether the laid out weights are in a sidecar, which a load only maps."""
-        sidecar = _sidecar_file(file, settings, form)
-        return sidecar is not None and has_sidecar(sidecar, file, requantized=form.requantized)
+        sidecar = _sidecar(file, settings, form)
+        return sidecar is not None and sidecar.is_there()
 
     def will_prepare(self, file: LocatedModel, settings: NativeSettings, form: DraftForm = AS_FILED) -> bool:
-        sidecar = _sidecar_file(file, settings, form)
-        if sidecar is None or has_sidecar(sidecar, file, requantized=form.requantized):
-            return False
-        return has_room(sidecar.path, self.describe(file, settings, form).weight_bytes)
+        sidecar = _sidecar(file, settings, form)
+        return sidecar is not None and not sidecar.is_there() and sidecar.may_be_written()
 
     def cache_bits(self, settings: NativeSettings) -> float:
         return KV_BITS
@@ -161,6 +159,11 @@ def _sidecar_file(file: LocatedModel, settings: NativeSettings, form: DraftForm)
         return None
     name = REQUANTIZED_SIDECAR if form.requantized else NATIVE_SIDECAR
     return SidecarFile(path=file.prepared_folder / name, sha256=file.identity)
+
+
+def _sidecar(file: LocatedModel, settings: NativeSettings, form: DraftForm) -> Sidecar | None:
+    kept = _sidecar_file(file, settings, form)
+    return None if kept is None else kept_weights(kept, file, requantized=form.requantized)
 
 
 def frequent_head_rows(header: GgufHeader) -> int | None:

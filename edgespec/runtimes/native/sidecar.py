@@ -42,10 +42,11 @@ _LARGE_PAGES_MATTER_BYTES = 32 << 20
 _PART_OF_FREE_SPACE = 4
 
 # The first load waits for the write, usually into memory at 400 MB/s and more. Writing to a slower disk is given up
-# after the time these two constants allow.
+# after the time these two constants allow, and not tried again for a month: each try delays a load, and its
+# hundreds of megabytes are thrown away.
 _PATIENCE_S = 2.0
 _SLOWEST_BYTES_PER_S = 100e6
-
+_NOT_AGAIN_S = 30 * 24 * 3600.0
 
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAPPINGS = Path("/proc/self/smaps")
@@ -84,6 +85,28 @@ class Sidecar:
         try:
             with self.path.open("rb") as file:
                 return file.read(len(head)) == head and os.fstat(file.fileno()).st_size == self._size
+        except OSError:
+            return False
+
+    def may_be_written(self) -> bool:
+        """Whether a write may begin: there is room now, and the disk was not too slow before."""
+        folder = next(parent for parent in self.path.parents if parent.exists())
+        try:
+            require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
+        except (OSError, DiskSpaceError):
+            return False
+        return folder.is_dir() and os.access(folder, os.W_OK) and not self._was_slow()
+
+    @property
+    def _slow_mark(self) -> Path:
+        """The file that says, with this model's key, that the disk was too slow for the tiles."""
+        return self.path.with_name(f"{self.path.name}.slow")
+
+    def _was_slow(self) -> bool:
+        try:
+            written = self._slow_mark.stat().st_mtime
+            recent = abs(time.time() - written) < _NOT_AGAIN_S  # of either sign: clocks are set
+            return recent and self._slow_mark.read_bytes() == self.key
         except OSError:
             return False
 
@@ -137,9 +160,9 @@ class Sidecar:
         """
         end = time.monotonic() + _PATIENCE_S + self._size / _SLOWEST_BYTES_PER_S
         try:
-            if not self.path.parent.is_dir():  # the model was removed while it loaded
+            # Without its folder the model was removed while it loaded.
+            if not self.path.parent.is_dir() or not self.may_be_written():
                 return False
-            require_space(self.path, _PART_OF_FREE_SPACE * self._size, "a sidecar")
             head = _MAGIC + self.key + self._seal(address)
             with replacing(self.path, expected_bytes=self._size, durable=False) as file:
                 file.write(head.ljust(HEADER_BYTES, b"\0"))
@@ -148,6 +171,10 @@ class Sidecar:
                     if time.monotonic() > end:
                         raise TimeoutError("this disk is too slow")
                     file.write((ctypes.c_char * length).from_address(address + start))
+        except TimeoutError:
+            with contextlib.suppress(OSError, DiskSpaceError), replacing(self._slow_mark, durable=False) as file:
+                file.write(self.key)
+            return False
         except (OSError, DiskSpaceError):
             return False
         return True
@@ -170,16 +197,6 @@ class Sidecar:
     def _check_cancelled(self) -> None:
         if self.cancelled():
             raise CancelledError("loading was cancelled")
-
-
-def has_room(path: Path, size: int) -> bool:
-    """Whether a sidecar of ``size`` bytes may be written to ``path``, by the free bytes now."""
-    folder = next(parent for parent in path.parents if parent.exists())
-    try:
-        require_space(path, _PART_OF_FREE_SPACE * size, "a sidecar")
-    except (OSError, DiskSpaceError):
-        return False
-    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _would_gain_large_pages(address: int) -> bool:

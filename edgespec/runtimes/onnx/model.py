@@ -50,7 +50,9 @@ def load_onnx(file: LocatedModel, settings: OnnxSettings, job: Job = QUIET) -> O
 def artefact_of(file: LocatedModel) -> OnnxArtefact:
     """The exported folder of a model. Raises InvalidRequestError for any other model."""
     if file.onnx is None:
-        raise InvalidRequestError(f"{file.name} is not an ONNX model", hint="`edgespec export --to onnx` makes one")
+        raise InvalidRequestError(
+            f"{file.name} is not an ONNX model", hint="`edgespec export MODEL --to onnx -o DIR` makes one"
+        )
     return file.onnx
 
 

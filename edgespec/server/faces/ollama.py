@@ -35,9 +35,11 @@ def read_generate(body: Mapping[str, Any]) -> Request:
     """A body of /api/generate: a conversation of one message, raw text, or a hole in it. Raises ApiError."""
     found = read_fields("ollama-generate", body)
     prompt, system = found.pop("prompt", ""), found.pop("system", "")
-    if found.pop("raw", False) or "suffix" in found:
-        if system:
-            raise ApiError("raw text has no system message: leave out system, or raw and suffix", param="system")
+    if (raw := found.pop("raw", False)) or "suffix" in found:
+        if raw and system:
+            raise ApiError("raw text has no system message: leave out system, or raw", param="system")
+        if system:  # Ollama ignores it
+            found["warnings"] = ("the system message was left out: text with a hole has none",)
         found["prompt"] = prompt if "suffix" in found else prompt or None
     elif prompt:
         first = [{"role": "system", "content": system}] if system else []

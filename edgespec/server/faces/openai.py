@@ -11,7 +11,7 @@ from edgespec.engine.events import Done
 from edgespec.server.answers import Part
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.faces.face import Columns, Face, Head, Stretch, whole_of
-from edgespec.server.fields.openai import MOST_CHOICES
+from edgespec.server.fields.openai import MOST_ANSWERS
 from edgespec.server.fields.table import read_fields
 from edgespec.server.items import choose_in_chat, read_chat_tools
 from edgespec.server.replies import as_json, event, timings
@@ -46,8 +46,8 @@ def read_completion(body: Mapping[str, Any]) -> Request:
     if "" in prompts and not found.get("suffix"):
         raise ApiError("the prompt is empty: give at least one character, or a suffix", param="prompt")
     request = request_of(found)
-    if request.answers > MOST_CHOICES:
-        raise ApiError(f"these are {request.answers} answers; at most {MOST_CHOICES} are allowed", param="prompt")
+    if request.answers > MOST_ANSWERS:
+        raise ApiError(f"these are {request.answers} answers; at most {MOST_ANSWERS} are allowed", param="prompt")
     return request
 
 

@@ -58,8 +58,8 @@ from edgespec.server.messages import MESSAGES, read_messages
 from edgespec.text.conversation.thinking import SWITCH
 from edgespec.text.conversation.variables import DOCUMENTS, check_variables
 
-# Answers to one request.
-MOST_CHOICES = 16
+# Answers to one prompt, and to one request, which has as many prompts: LangChain sends 20 at a time.
+MOST_CHOICES, MOST_ANSWERS = 16, 32
 # A context of 128 000 tokens has room for short ones.
 MOST_DOCUMENTS = 1000
 
@@ -73,13 +73,8 @@ _WORDS: Schema = {"type": ["array", "null"], "items": {"type": "string"}, "maxIt
 _CHOICES: Schema = {"type": ["array", "null"], "items": {"type": "string"}}
 _PROMPT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_WHOLE}, "minItems": 1}
-_PROMPTS: Schema = {
-    "anyOf": [
-        _PROMPT,
-        _IDS,
-        {"type": "array", "items": {"anyOf": [_PROMPT, _IDS]}, "minItems": 1, "maxItems": MOST_CHOICES},
-    ]
-}
+_SEVERAL: Schema = {"type": "array", "items": {"anyOf": [_PROMPT, _IDS]}, "minItems": 1}
+_PROMPTS: Schema = {"anyOf": [_PROMPT, _IDS, _SEVERAL]}
 CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
 _TOP = whole(0, MOST_TOP)
 _TOKENS: Schema = {
@@ -129,8 +124,11 @@ def _top(given: float) -> int | None:
 
 
 def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each a text or tokens."""
+    """One prompt or several, each a text or tokens. Raises ApiError."""
     several = isinstance(given, list) and not isinstance(given[0], int | float)
+    if several and len(given) > MOST_ANSWERS:
+        message = f"there are {len(given)} prompts; at most {MOST_ANSWERS} prompts in one request are allowed"
+        raise ApiError(message, param="prompt")
     return tuple(each if isinstance(each, str) else tuple(map(int, each)) for each in (given if several else [given]))
 
 
@@ -154,6 +152,13 @@ def _unnamed(given: Any) -> dict[str, float] | None:
     if unknown := set(given) - known.keys():
         raise unsupported("samplers", f"the sampler {min(unknown)[:32]!r}")
     return {field: off for each, fields in known.items() if each not in given for field, off in fields.items()}
+
+
+def _think(given: bool | str) -> dict[str, Any] | None:
+    """Ollama's field: a level switches thinking on too, as many templates have a switch and no levels."""
+    if isinstance(given, str):
+        return {SWITCH: True, **read_effort(given)} if given else None
+    return {SWITCH: given}
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,6 +218,7 @@ _OBEYED = (
         COMPLETION,
         _prompts,
         sets="prompts",
+        shown={"anyOf": [_PROMPT, _IDS, {**_SEVERAL, "maxItems": MOST_ANSWERS}]},
         required=True,
         texts=True,
     ),
@@ -244,9 +250,7 @@ _OBEYED = (
     _variable(
         "thinking.type", _THINKING, WHETHER, lambda given: {SWITCH: SWITCHED[given]} if given in SWITCHED else None
     ),
-    _variable(
-        "think", _EFFORT, HOW_LONG, lambda given: read_effort(given) if isinstance(given, str) else {SWITCH: given}
-    ),
+    _variable("think", _EFFORT, HOW_LONG, _think),
     _variable(
         "documents",
         _DOCUMENTS,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import DownloadError
+from edgespec.files.checked import is_line
 from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.file import ask_hub
@@ -133,4 +134,4 @@ def _licences(document: Mapping[str, Any]) -> Iterator[str]:
 def _word(table: Any, key: str) -> str | None:
     """A short printable string from a table of untrusted content."""
     value = table.get(key) if isinstance(table, dict) else None
-    return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= _MOST_WORD else None
+    return value if isinstance(value, str) and is_line(value) and 0 < len(value) <= _MOST_WORD else None

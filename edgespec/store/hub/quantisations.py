@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
 from edgespec.files.disk import gib, megabytes
+from edgespec.files.gguf.header import to_convert
 from edgespec.files.gguf.names import models_among, part_name
 from edgespec.store.hub.listing import HubListing
 
@@ -159,7 +160,7 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
     if not found:
         hint = "choose a repository with GGUF files"
         if any(name.endswith(".safetensors") for name in listing.names):
-            hint += f", or convert it: edgespec export {listing.reference()} --to gguf -o DIR"
+            hint += f", or {to_convert(listing.reference())}"
         raise DownloadError(f"{repo} holds no .gguf model", hint=hint)
     fitting = [each for each in found if (each.fits is not False if named is None else each.name == _usual(named))]
     if not fitting and named is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.ends import LONGEST_SEARCHED, Ends
+from edgespec.text.conversation.literals import BLANKS
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 from edgespec.text.conversation.thinking import Says, ThinkingText
 from edgespec.text.conversation.tool_calls import CallText
@@ -71,7 +72,8 @@ class StopStrings:
 class AnswerText:
     """Turns tokens into text, and holds back a possible stop string or an incomplete character.
 
-    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together. A control token
+    Bytes that are not UTF-8 are shown as U+FFFD, exactly as if all the bytes were decoded together. The half of a
+    character at which an answer is cut is left out, so that the answer can be continued before it. A control token
     that a stop text names has no text: where stop strings are searched, half of a surrogate pair stands for it.
     """
 
@@ -126,9 +128,10 @@ class AnswerText:
         found = self._stops.found
         return found if found is None else self._given.get(found, found)
 
-    def flush(self) -> str:
-        """The text held back, at the end of the answer."""
-        shown, stopped = self._stops.feed(self._decoder.decode(b"", True), may_end=self._early < 0)
+    def flush(self, *, cut: bool = False) -> str:
+        """The text held back, at the end of the answer; ``cut``: it did not end itself."""
+        half = "" if cut else self._decoder.decode(b"", True)
+        shown, stopped = self._stops.feed(half, may_end=self._early < 0)
         return (shown if stopped else shown + self._stops.flush()).translate(_NONE)
 
 
@@ -184,9 +187,9 @@ class AnswerParts:
         text, stopped = self._text.feed(token, held)
         return self._read(text), stopped
 
-    def flush(self) -> list[Piece]:
-        """What was held back, at the end of the answer."""
-        pieces = self._read(self._text.flush())
+    def flush(self, *, cut: bool = False) -> list[Piece]:
+        """What was held back, at the end of the answer; ``cut``: it did not end itself."""
+        pieces = self._read(self._text.flush(cut=cut))
         if self._thinking is not None:
             pieces += self._separated(self._thinking.flush())
         pieces += self._unfinished()
@@ -266,8 +269,8 @@ class _Thoughts:
         return found
 
     def _thought(self, raw: str) -> Piece:
-        text = self._blanks + raw if self._began else raw.lstrip()
-        shown = text.rstrip()
+        text = self._blanks + raw if self._began else raw.lstrip(BLANKS)
+        shown = text.rstrip(BLANKS)
         between = "\n\n" if shown and self._shown and not self._began else ""
         self._blanks, self._began = text[len(shown) :], self._began or bool(shown)
         self._shown = self._shown or self._began

@@ -14,7 +14,7 @@ from operator import and_, or_
 from typing import Any
 from urllib.parse import unquote
 
-from edgespec.text.conversation.literals import PYTHON, to_json
+from edgespec.text.conversation.literals import BLANKS, PYTHON, to_json
 
 # Schemas within schemas, references included. A request's JSON nests 48 deep; real tools have few references. A step
 # takes three of Python's 1 000 frames.
@@ -90,6 +90,11 @@ def allowed(schema: Mapping[str, Any], parameter: str) -> Allowed | None:
     return _Schemas(schema).parameter(schema, parameter)
 
 
+def referred(schema: Mapping[str, Any], reference: str) -> Any:
+    """The part of a tool's schema that a reference in it leads to; None if there is none."""
+    return _Schemas(schema).at(reference)
+
+
 def as_json(text: str, own: Allowed | None) -> str:
     """The JSON of a value written as plain ``text``, as its schema allows it; numbers keep their digits."""
     quoted = json.dumps(text, ensure_ascii=False)
@@ -124,7 +129,7 @@ def _json(text: str) -> str | None:
 
     Some templates write lists and objects as Python does, and so do their models.
     """
-    found = text.strip(" \t\r\n")
+    found = text.strip(BLANKS)
     if _is_json(found):
         return found
     found = to_json(found, PYTHON) if found.startswith(("[", "{")) else ""
@@ -170,7 +175,7 @@ class _Schemas:
         parts = [each for key in ("allOf", "anyOf", "oneOf") for each in _each(schema, key)]
         if isinstance(target, str) and target not in self._looked_at:
             self._looked_at.add(target)
-            parts.append(self._at(target))
+            parts.append(self.at(target))
         told = _told(or_, [self.parameter(each, name, depth + 1) for each in parts])
         return self.allowed(others, depth) if told is None else told
 
@@ -196,7 +201,7 @@ class _Schemas:
             )
             if isinstance(target, str) and target not in self._looked_at:
                 self._looked_at.add(target)
-                waiting.append((self._at(target), always))
+                waiting.append((self.at(target), always))
             waiting += [(each, always) for each in _each(schema, "allOf")]
             waiting += [(each, False) for key in ("anyOf", "oneOf") for each in _each(schema, key)]
         known = [key for key in properties if key in required]
@@ -212,7 +217,7 @@ class _Schemas:
                 return found
             if isinstance(target := schema.get("$ref"), str) and target not in self._looked_at:
                 self._looked_at.add(target)
-                waiting.append(self._at(target))
+                waiting.append(self.at(target))
             waiting += [each for key in ("allOf", "anyOf", "oneOf") for each in _each(schema, key)]
         return None
 
@@ -224,7 +229,7 @@ class _Schemas:
         if isinstance(target, str):
             if target not in self._known:
                 self._known[target] = None
-                self._known[target] = self.allowed(self._at(target), depth + 1)
+                self._known[target] = self.allowed(self.at(target), depth + 1)
             parts.append(self._known[target])
         parts += [self.allowed(each, depth + 1) for each in _each(schema, "allOf")]
         for key in ("anyOf", "oneOf"):
@@ -232,7 +237,7 @@ class _Schemas:
         own = _told(and_, parts)
         return own | Allowed(frozenset({"null"})) if own is not None and schema.get("nullable") is True else own
 
-    def _at(self, reference: str) -> Any:
+    def at(self, reference: str) -> Any:
         """The schema at a JSON pointer into the root; None, which says nothing, if there is none."""
         mark, *steps = unquote(reference).split("/")
         found: Any = self._root if mark == "#" else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from edgespec.text.conversation.literals import JSON, MARKED, PYTHON, Syntax
+from edgespec.text.conversation.literals import ESCAPED, JSON, MARKED, PYTHON, PYTHON_JSON, Syntax
 
 # Anthropic's limit of the characters of a tool's name. OpenAI's is 64.
 MOST_NAME = 128
@@ -84,8 +84,9 @@ class CallFormat:
 
     A block of calls stands between ``opening`` and ``closing``. A call begins with one of the ``heads``, the first
     that fits, which hold its name; without heads it is an object that holds its name and its arguments. The arguments
-    are an object in ``syntax``, or values between marks: ``parameters`` are those in front of a value and behind it,
-    the first pair that fits, with ``padding`` between them and the value. ``ends`` follow the arguments.
+    are an object in ``syntax``, in Python those of a call, or values between marks: ``parameters`` are those in front
+    of a value and behind it, the first pair that fits, with ``padding`` between them and the value. ``ends`` follow
+    the arguments.
 
     Models leave out what is not needed to read a call: the opening if there are heads, the closing, and the ends of
     calls whose arguments are an object. In a block there may also be a list of objects.
@@ -119,6 +120,11 @@ class CallFormat:
         """What begins calls anywhere in an answer."""
         firsts = (Mark(head).parts[0] for head in self.heads)
         return tuple(dict.fromkeys(text for text in (self.opening, *firsts) if text and text not in _FILLED))
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the calls of a block are a list."""
+        return not self.heads and (self.syntax.is_python or self.call.startswith("["))
 
     @property
     def beginnings(self) -> tuple[str, ...]:
@@ -234,6 +240,10 @@ GEMMA = CallFormat(
     models="Gemma 4", shown=("<|tool_call>", "call:"),
     heads=("<|tool_call>call:{name}",), syntax=MARKED, ends=("<tool_call|>",),
 )
+FUNCTION_GEMMA = CallFormat(
+    models="FunctionGemma", shown=("<start_function_call>",),
+    heads=("<start_function_call>call:{name}",), syntax=ESCAPED, ends=("<end_function_call>",),
+)
 MISTRAL_LISTED = CallFormat(
     models="Mistral Nemo, Mistral 7B v0.3, Ministral 8B", shown=("[TOOL_CALLS]", ', "id": "'),
     opening="[TOOL_CALLS]", call=_LISTED,
@@ -245,6 +255,10 @@ MISTRAL = CallFormat(
 LFM2 = CallFormat(
     models="LFM2, LFM2.5", shown=("List of tools: ",),
     opening="<|tool_call_start|>", syntax=PYTHON, closing="<|tool_call_end|>",
+)
+OLMO = CallFormat(
+    models="OLMo 3", shown=("<function_calls>", "environment"),
+    opening="<function_calls>", heads=("{name}",), syntax=PYTHON_JSON, closing="</function_calls>",
 )
 COHERE = CallFormat(
     models="Command R7B, Command A", shown=("<|START_ACTION|>",),
@@ -283,8 +297,8 @@ LLAMA = CallFormat(
 # The first whose texts a template has is its format.
 FORMATS = (
     QWEN_XML, SEED_OSS, MINIMAX, DEEPSEEK_XML, DEEPSEEK_V4, DEEPSEEK, KIMI, HARMONY, SOLAR, HUNYUAN, GLM, MINICPM,
-    GEMMA, LFM2, MISTRAL_LISTED, MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS, GIGACHAT_3, GIGACHAT, HERMES,
-    FUNCTIONARY, LLAMA,
+    GEMMA, FUNCTION_GEMMA, LFM2, OLMO, MISTRAL_LISTED, MISTRAL, COHERE, GRANITE, LISTED, NEMOTRON, APERTUS,
+    GIGACHAT_3, GIGACHAT, HERMES, FUNCTIONARY, LLAMA,
 )
 # fmt: on
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from edgespec.files.checked import finite, no_constant
 from edgespec.text.conversation.argument_values import allowed, as_json, as_kind
 from edgespec.text.conversation.call_formats import MOST_NAME, CallFormat, Mark
-from edgespec.text.conversation.literals import TEXT_ENDS, to_json
+from edgespec.text.conversation.literals import BLANKS, TEXT_ENDS, to_json
 
 T = TypeVar("T")
 
@@ -27,8 +27,7 @@ Found = tuple[int, list[Call]]
 Reading = Generator[None, None, T]
 """Reads held text, and waits at each ``yield`` until there is more."""
 
-BLANKS = " \t\r\n"
-_BLANK_RUN = re.compile(r"[ \t\r\n]*")
+_BLANK_RUN = re.compile(f"[{BLANKS}]*")
 
 
 _DECODER = json.JSONDecoder(parse_constant=no_constant, parse_float=finite)
@@ -163,6 +162,11 @@ class CallReader:
         if self._form.parameters:
             return (yield from self._parameters(name, at))
         at = yield from self._skip(at)
+        if self._form.syntax.is_python:
+            if self._held.text[at] != "(":
+                raise NoCallError
+            end = yield from self._span(at)
+            return end, self._call(to_json(name + self._held.text[at:end], self._form.syntax))
         end = yield from self._object_end(at)
         arguments = _checked(to_json(self._held.text[at:end], self._form.syntax))
         for mark in self._form.ends:

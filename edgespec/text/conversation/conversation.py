@@ -21,7 +21,14 @@ from edgespec.text.conversation.messages import THINKING, begun, check_messages
 from edgespec.text.conversation.model_template import ModelTemplates
 from edgespec.text.conversation.pieces import ToolCall
 from edgespec.text.conversation.prompt_format import Messages, encode, first_that_fits, is_far_longer
-from edgespec.text.conversation.thinking import SWITCH, ThinkingMarks, ThinkingText, has_switch, thinking_marks
+from edgespec.text.conversation.thinking import (
+    SWITCH,
+    ThinkingMarks,
+    ThinkingText,
+    has_switch,
+    switched,
+    thinking_marks,
+)
 from edgespec.text.conversation.tool_use import ToolUse, tool_use, with_calls_in_text
 from edgespec.text.conversation.tools import Message, eased
 from edgespec.text.conversation.variables import DOCUMENTS
@@ -228,7 +235,8 @@ class Conversation:
         think: bool = True,
     ) -> None:
         self._prompts = prompts
-        self._variables: dict[str, Any] = {SWITCH: think}  # always: some templates leave thinking out by default
+        # Always the one switch: some templates leave thinking out by default. The other ones only to turn it off.
+        self._variables = {SWITCH: think} if think else switched({SWITCH: think})
         self._messages: list[Message] = check_messages(messages)
         self._gone: list[Message] = []  # dropped from the front of the messages
         self._rendered = ""  # the text of the history's tokens
@@ -352,7 +360,7 @@ class Conversation:
             turn = Turn(message=None, text=prompt, tokens=self._prompts.encode_raw(prompt, budget))
         else:
             use = self._prompts.tool_use(tools, variables)
-            shown = {**self._variables, **(variables or {})}
+            shown = {**self._variables, **switched(variables or {})}
             turn = self._next(
                 prompt, max_tokens, context_length, earlier, after, use, shown, budget, keep_all=keep_all
             )
@@ -517,8 +525,8 @@ class Conversation:
                 name: before[name] + answer.get(name, "") for name in ("content", THINKING[0]) if name in before
             }
         self._messages += [{"role": "user", "content": turn.message}, *after, answer]
-        # After a stop string the tokens hold more than the text: the text is tokenised again. The same holds for two
-        # hidden tokens, of which ``_encode`` leaves out one.
+        # After a stop string, or cut within a character, the tokens hold more than the text: the text is tokenised
+        # again. The same holds for two hidden tokens, of which ``_encode`` leaves out one.
         tokenizer, last = self._prompts.tokenizer, answer_ids[-2:]
         hidden = len(last) == 2 and not any(map(tokenizer.token_bytes, last))
         if not hidden and tokenizer.detokenize(answer_ids) == said.raw:

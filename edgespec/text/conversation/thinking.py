@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from edgespec.text.conversation.call_formats import Mark
+from edgespec.text.conversation.literals import BLANKS
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
 SWITCH = "enable_thinking"
+# That of Granite 3 and DeepSeek V3.1, which do not think by default.
+_OTHER_SWITCH = "thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,9 @@ class ThinkingMarks:
 
     ``answer``: marks behind each of which its answer begins, if it has any. ``others`` are then the further marks
     around what it says to others, first the one that begins its next message. Thinking may come again after them.
-    ``shown``: what its chat template has where it does not spell the marks. ``read``: these two as they are read,
-    where models write them in more ways.
+    ``shown``: what its chat template has where the marks do not show whose they are. ``read``: ``answer`` and
+    ``others`` as they are read, where models write them in more ways. ``around``: the marks that its answer has on
+    both sides behind thinking.
     """
 
     opening: str
@@ -29,10 +34,11 @@ class ThinkingMarks:
     others: tuple[str, ...] = ()
     shown: str = ""
     read: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
-        return self.opening, self.closing, *self.outside
+        return self.opening, self.closing, *self.outside, *self.around
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -61,7 +67,10 @@ class ThinkingMarks:
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
-        return (after if closing else before).lstrip()
+        answer = (after if closing else before).lstrip(BLANKS)
+        if not (closing and self.around and answer.startswith(self.around[0])):
+            return answer
+        return answer.removeprefix(self.around[0]).rstrip(BLANKS).removesuffix(self.around[1]).strip(BLANKS)
 
 
 _KNOWN = (
@@ -82,6 +91,13 @@ _KNOWN = (
     ),
     # Solar Open.
     ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
+    # Granite 3.3.
+    ThinkingMarks(
+        "<think>",
+        "</think>",
+        shown="<think></think> and write your response between <response></response>",
+        around=("<response>", "</response>"),
+    ),
     # Qwen3, DeepSeek R1, SmolLM3 and most others.
     ThinkingMarks("<think>", "</think>"),
     # Magistral.
@@ -106,7 +122,13 @@ def thinking_marks(template: str | None) -> ThinkingMarks | None:
 
 def has_switch(template: str | None) -> bool:
     """Whether a chat template has a switch for thinking."""
-    return template is not None and re.search(rf"\b{SWITCH}\b", template) is not None
+    reads_other = rf"\{{%[-+]?\s*(?:el)?if\s+(?:not\s+)?{_OTHER_SWITCH}\b"  # the word is also one of prose
+    return re.search(rf"\b{SWITCH}\b|{reads_other}", template or "") is not None
+
+
+def switched(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Template variables that were asked for, the switch under the names of all templates."""
+    return {**({_OTHER_SWITCH: asked[SWITCH]} if SWITCH in asked else {}), **asked}
 
 
 class Says(Enum):
@@ -128,7 +150,10 @@ class ThinkingText:
         self._marks = marks
         self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
         self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
-        self._ends = (self._opening, *map(Mark, marks.outside))  # of an answer: the head of a call may hold others
+        # What ends an answer: the head of a call may hold the other marks.
+        self._ends = (self._opening, *map(Mark, (*marks.answer, *marks.others[:1], marks.closing)))
+        self._behind = [Mark(f"\n{mark}\n") for mark in marks.around[1:]]  # the answer, if the mark before it came
+        self._is_marked = False
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
@@ -154,6 +179,8 @@ class ThinkingText:
         """The text held back, once all text has come."""
         held, self._held = self._held, ""
         kind = self._without_mark if self._next is Says.MARK and not self._closed else self._next
+        if kind is Says.ANSWER and self._is_marked and self._behind[0].match(held, 0, final=True):
+            kind = Says.MARK
         return [(held, kind)] if held else []
 
     def _cut(self) -> tuple[int, Says] | None:
@@ -161,6 +188,9 @@ class ThinkingText:
         held = self._held
         if self._next is Says.MARK:
             return self._cut_mark()
+        if self._next is Says.ANSWER and self._is_marked:  # only at the end of all text is it the mark
+            cut = self._behind[0].begun_at(held)
+            return (cut, Says.ANSWER) if cut else None
         if self._next is Says.ANSWER:
             return self._cut_before(self._ends if self._marks.answer else (), Says.ANSWER)
         closing = self._marks.closing
@@ -180,8 +210,13 @@ class ThinkingText:
 
     def _cut_mark(self) -> tuple[int, Says] | None:
         """The mark that comes next, with the blanks in front of it."""
-        begun = self._held.lstrip()
+        begun = self._held.lstrip(BLANKS)
         blanks = len(self._held) - len(begun)
+        if self._closed and begun and self._marks.around and not self._is_marked:
+            before = self._marks.around[0]
+            self._is_marked = begun.startswith(before)
+            if before.startswith(begun[: len(before)]):
+                return (blanks + len(before), Says.MARK) if self._is_marked else None
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK
             return blanks, Says.MARK

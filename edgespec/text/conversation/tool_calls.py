@@ -11,7 +11,6 @@ import re
 
 from edgespec.text.conversation.call_formats import CallFormat
 from edgespec.text.conversation.call_reader import (
-    BLANKS,
     CallReader,
     Found,
     Held,
@@ -20,6 +19,7 @@ from edgespec.text.conversation.call_reader import (
     Reading,
     blank_end,
 )
+from edgespec.text.conversation.literals import BLANKS
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 
 # Calls in one answer; their ids end in the number. Text of further calls is text.

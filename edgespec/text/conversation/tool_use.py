@@ -12,7 +12,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.chat_template.origin import joined, written
 from edgespec.text.conversation.call_formats import FORMATS, CallFormat, call_format
-from edgespec.text.conversation.literals import PYTHON, as_call, as_calls
+from edgespec.text.conversation.literals import as_call, as_calls
 from edgespec.text.conversation.tool_calls import CallText
 from edgespec.text.tokenizers.tokenizer import Tokenizer, control_tokens
 
@@ -62,7 +62,7 @@ def with_calls_in_text(message: Mapping[str, Any], form: CallFormat) -> dict[str
     if "tool_calls" in message:
         functions = [call["function"] for call in message["tool_calls"]]
         calls = [(each["name"], json.loads(each["arguments"])) for each in functions]
-        if form.syntax == PYTHON or form.call.startswith("["):
+        if form.is_list:
             blocks = [as_calls(calls, form.syntax)]
         else:
             blocks = [f"\n{as_call(form.call, *call)}\n" for call in calls]

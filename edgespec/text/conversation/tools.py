@@ -90,7 +90,7 @@ def _tool(number: int, tool: Any) -> Message:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
             f"tool {number} has no valid name: {name!r:.70}",
-            hint=f"1 to {MOST_NAME} letters, digits, underscores, hyphens and dots",
+            hint=f"1 to {MOST_NAME} letters of ASCII, digits, underscores, hyphens and dots",
         )
     described = {key: value for key, value in function.items() if value is not None}
     described.setdefault("parameters", {"type": "object", "properties": {}})

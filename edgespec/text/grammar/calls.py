@@ -13,10 +13,12 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.argument_values import Allowed, Listed, allowed, bound_of_texts, listed
 from edgespec.text.conversation.call_formats import CallFormat, Mark
-from edgespec.text.conversation.literals import JSON, PYTHON
+from edgespec.text.conversation.literals import JSON
 from edgespec.text.conversation.tool_use import ToolUse
 from edgespec.text.grammar.form import MOST_BYTES, SPACINGS, Form, Spacing, lark_text
+from edgespec.text.grammar.lenient import binding
 from edgespec.text.grammar.literal_calls import LiteralArguments, not_kept, other_names
+from edgespec.text.plain import mended
 
 # The blanks that a reader of calls skips, as many as models write.
 _BLANKS = "/[ \\t\\r\\n]{0,16}/"
@@ -60,7 +62,7 @@ def call_form(
 
 
 def _call_of(rules: Sequence[str]) -> Form:
-    text = "\n".join(rules)
+    text = mended("\n".join(rules))
     if len(text.encode()) > MOST_BYTES:
         raise InvalidRequestError(
             "the schemas of the tools are too large for a call to be bound to them",
@@ -112,7 +114,7 @@ class _Calls:
         form = self._format
         opening, closing = ("", "") if form.unmarked else (form.opening, form.closing)
         inside = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
-        inside = f'"[" {inside} "]"' if form.syntax == PYTHON else inside
+        inside = f'"[" {inside} "]"' if form.is_list and form.syntax.is_python else inside
         yield f"call: {self._joined(self._mark(opening), inside, self._mark(closing))}"
         yield from self.functions()
 
@@ -146,12 +148,14 @@ class _Calls:
         for number, function in enumerate(self._functions):
             name, heads = function["name"], self._format.heads
             schema = function["parameters"]
-            if self._is_strict(function) and (found := not_kept(schema)) is not None:
+            strict = self._is_strict(function)
+            if strict and (found := not_kept(schema)) is not None:
                 raise self._not_kept(found)
-            yield from literals.rules(f"properties{number}", schema, self._listed(schema))
-            yield f'arguments{number}: "{{" properties{number} "}}"'
+            yield from literals.rules(f"properties{number}", schema, self._listed(schema), strict=strict)
+            begin, end = "()" if self._format.syntax.is_python else "{}"
+            yield f'arguments{number}: "{begin}" properties{number} "{end}"'
             written = [self._call(head, name, f"arguments{number}") for head in heads]
-            yield f"call{number}: " + (" | ".join(written) or f'{lark_text(name)} "(" properties{number} ")"')
+            yield f"call{number}: " + (" | ".join(written) or f"{lark_text(name)} arguments{number}")
 
     def _is_strict(self, function: Mapping[str, Any]) -> bool:
         return self._may_be_strict and function.get("strict") is True
@@ -207,7 +211,7 @@ class _Calls:
             before, closing = self._mark(mark + padding), self._mark(padding + end)
             if may is not None and may.members and not may.types:
                 members = [json.loads(each) for each in sorted(may.members)]
-                said = " | ".join(lark_text(each if isinstance(each, str) else json.dumps(each)) for each in members)
+                said = " | ".join(lark_text(each if isinstance(each, str) else _dumps(each)) for each in members)
                 yield f"{rule}: {before} ({said}) {closing}"
             elif not is_text:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -362,7 +366,7 @@ class _BegunCalls(_Calls):
         one = f"({' | '.join(f'call{number}' for number in range(len(self._functions)))})"
         if form.opening:
             inside = f"{one} (blanks {one})*" if form.closing and not form.unmarked else one
-            if form.call.startswith("[") or form.syntax == PYTHON:
+            if form.is_list:
                 inside = f'"[" blanks {one} (blanks "," blanks {one})* blanks "]"'
             closing = "" if form.unmarked else self._mark(form.closing)
             alternatives.append(self._joined(self._begun(form.opening, first), inside, closing))
@@ -420,7 +424,12 @@ class _BegunCalls(_Calls):
 
 
 def _json(schema: Mapping[str, Any], spacing: Spacing = "line", *, lenient: bool) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": {**SPACINGS[spacing], "lenient": lenient}})
+    bound = {**binding(schema), "x-guidance": {**SPACINGS[spacing], "lenient": lenient}}
+    return f"%json {_dumps(bound)}"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def in_each_order(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

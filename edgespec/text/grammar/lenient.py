@@ -1,4 +1,7 @@
-"""Lenient schemas without the parts that llguidance cannot read: it refuses a whole form for one of them."""
+"""Schemas without the parts that bind nothing, and lenient ones without those that llguidance cannot read.
+
+It refuses a whole form for one of these.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 from edgespec.text.conversation.argument_values import json_type
 from edgespec.text.grammar.form import Form
+from edgespec.text.grammar.literal_calls import ABOUT
 from edgespec.text.grammar.size import inner_schemas
 
 _OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -20,6 +24,21 @@ _MOST_ASKED = 200
 _MOST_SAID = 20
 # Before the schema of an answer without a call, in the grammar of calls.
 _OF_ANSWER = "other: %json "
+
+
+def binding(schema: Any) -> Any:
+    """The schema without the keywords ``ABOUT`` it: of a tool's, descriptions may be most."""
+    if isinstance(schema, list):
+        return [binding(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = dict[str, Any]()
+    for name, own in schema.items():
+        if name in _OF_NAMES and isinstance(own, dict):
+            found[name] = {each: binding(inner) for each, inner in own.items()}
+        elif name not in ABOUT:
+            found[name] = own if name in _OF_DATA else binding(own)
+    return found
 
 
 def readable(form: Form, reads: Callable[[str], bool]) -> tuple[Form, list[str]]:
@@ -50,7 +69,7 @@ def opened(form: Form, why_not: Callable[[str], str]) -> tuple[Form, list[str]]:
         return form, []
 
     def free(schema: dict[str, Any]) -> dict[str, Any]:
-        text = json.dumps(schema)
+        text = json.dumps(schema, ensure_ascii=False)
         if text not in reasons:
             reasons[text] = why_not(text) if len(reasons) < _MOST_ASKED else "the tools have too many"
         if not reasons[text]:
@@ -69,7 +88,7 @@ def _changed(text: str, change: Callable[[dict[str, Any]], dict[str, Any]], but:
         if but is not None and text.endswith(but, 0, start):
             continue
         if isinstance(schema, dict) and schema.get("x-guidance", {}).get("lenient", True):
-            pieces += [text[done:start], json.dumps(change(schema))]
+            pieces += [text[done:start], json.dumps(change(schema), ensure_ascii=False)]
             done = end
     return "".join([*pieces, text[done:]])
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: the same ids as llama.cpp's.
+"""The tokenizer of a GGUF, built with Hugging Face's ``tokenizers``: llama.cpp's ids, except in two word splits.
 
 BPE (Sennrich et al., 2016) with a letter for each byte (GPT-2, Radford et al., 2019), and SentencePiece's BPE with
 scores and with bytes for text outside the vocabulary (Kudo and Richardson, 2018). Gemma 4 has the pieces and bytes of

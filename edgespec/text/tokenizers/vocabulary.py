@@ -36,7 +36,8 @@ class Kind(IntEnum):
 ENDS = frozenset({
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
-    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<start_function_response>",
+    "<｜end▁of▁sentence｜>", "[e~[",
 })  # fmt: skip
 # Fill-in-the-middle tokens, by the metadata key that may name a different token. Where a vocabulary has the first
 # three, all of them are marks, even if the file calls them text, as Qwen2.5's files do.

@@ -1,8 +1,9 @@
 """How text is cut into words before BPE merges inside each word, by the pre-tokenizer name in a GGUF.
 
 ``tokenizer.ggml.pre`` holds llama.cpp's name. The patterns of a split are applied one after another: each cuts the
-pieces that the previous ones left, and unmatched text stays whole. The patterns are those of the models' tokenizers,
-except for "tekken" and "gpt-4o": there llama.cpp distinguishes capitals by the Latin alphabet only.
+pieces that the previous ones left, and unmatched text stays whole. The patterns are those of the models' own
+tokenizers. llama.cpp cuts otherwise at two places. Its "tekken" and "gpt-4o" know no marks and only Latin capitals,
+so that it cuts within words of Hindi, Thai or decomposed accents. And it takes "'ſ" before a letter for no ending.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _BLANKS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _MARKED_WORD, _UNMARKED_SIGNS = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_NOT_SMALL, _NOT_CAPITAL = r"(?:(?=\p{L})[^a-z])", r"(?:(?=\p{L})[^A-Z])"
-_SMALL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}*{_NOT_CAPITAL}+"
-_CAPITAL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_NOT_SMALL}+{_NOT_CAPITAL}*"
+# Letters without case and marks are both.
+_CAPITALS, _SMALLS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SMALL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}*{_SMALLS}+"
+_CAPITAL_WORD = rf"[^\r\n\p{{L}}\p{{N}}]?{_CAPITALS}+{_SMALLS}*"
 _SIGNS_AND_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 
@@ -42,7 +44,7 @@ _LLAMA_3 = WordSplit(
 _DBRX = WordSplit(_LLAMA_3.patterns)
 _CHATGLM = WordSplit(_LLAMA_3.patterns, has_bos=False)
 _GLM_4 = WordSplit(_LLAMA_3.patterns, whole_words=True, has_bos=False)
-_SEED = WordSplit((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",))
+_SEED = WordSplit((rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_BLANKS}",))
 _TEKKEN = WordSplit(
     (rf"{_SMALL_WORD}|{_CAPITAL_WORD}|\p{{N}}|{_SIGNS_AND_SLASH}|{_BLANKS}",), whole_words=True, adds_bos=True
 )
