@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.bench import enough
 from edgespec.files.disk import counted
 
 Report = Mapping[str, Any]
@@ -121,7 +122,8 @@ def _dot(value: Any, identical: bool) -> Dot | None:
     speedup = value if isinstance(value, Mapping) else {"geomean": value}
     if speedup.get("geomean") is None:
         return None
-    ends = speedup.get("ci95")
+    known = "passes" not in speedup or enough(speedup["prompts"], speedup["passes"])
+    ends = speedup.get("ci95") if known else None
     return Dot(
         value=_positive(speedup["geomean"]),
         ci95=None if ends is None else (_positive(ends[0]), _positive(ends[1])),

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bench import LEAST_PASSES
+from edgespec.bench import enough
+from edgespec.planning.cost.margins import NORMAL_95, t_95
 
 Ratios = Mapping[str, Sequence[float]]
 """Prompt id -> the arm's speed as a multiple of the baseline's, once for each ABBA pass."""
@@ -62,9 +63,10 @@ def abba(arms: Sequence[str], passes: int, seed: int) -> list[str]:
 class Speedup:
     """The speed as a multiple of the baseline's: the geometric mean over prompts.
 
-    The interval is a percentile bootstrap (Efron 1979) over the passes within each prompt, widened to include its
-    estimate, for example if the same pass of all prompts was slow. ``passes``: the fewest passes of any prompt; below
-    ``LEAST_PASSES`` the interval is meaningless.
+    The interval is a percentile bootstrap (Efron 1979) over the passes within each prompt. It is as much wider as
+    Student's t is than a normal distribution, and includes its estimate, for example if the same pass of all prompts
+    was slow. Of one prompt it is between two of its passes, by how many are above the median (binomial). ``passes``:
+    the fewest passes of any prompt; without ``enough`` of them the interval is meaningless.
     """
 
     geomean: float
@@ -76,7 +78,7 @@ class Speedup:
     def told_apart(self) -> bool:
         """Whether the interval shows which of the two is faster."""
         low, high = self.ci95
-        return self.passes >= LEAST_PASSES and not low <= 1 <= high
+        return enough(self.prompts, self.passes) and not low <= 1 <= high
 
     @property
     def wide(self) -> bool:
@@ -88,7 +90,7 @@ class Speedup:
     @property
     def narrow(self) -> bool:
         """Whether the interval is narrow enough for a run to count."""
-        return self.passes >= LEAST_PASSES and not self.wide
+        return enough(self.prompts, self.passes) and not self.wide
 
     def as_json(self) -> dict[str, Any]:
         """A speed-up in the form of ``bench --json``."""
@@ -115,7 +117,11 @@ def speedup(ratios: Ratios, *, resamples: int = RESAMPLES, seed: int = 0) -> Spe
         raise ValueError(f"at least one resample is needed, got {resamples}")
     logs = [_logs(prompt, ratios[prompt]) for prompt in sorted(ratios)]
     mean = sum(float(np.median(own)) for own in logs) / len(logs)
-    low, high = np.percentile(_resampled(logs, resamples, seed), CI95)
+    if len(logs) == 1:
+        low, high = _around_median(logs[0])
+    else:
+        wider = t_95(max(1, sum(map(len, logs)) - len(logs))) / NORMAL_95
+        low, high = mean + wider * (np.percentile(_resampled(logs, resamples, seed), CI95) - mean)
     return Speedup(
         geomean=math.exp(mean),
         ci95=(math.exp(min(low, mean)), math.exp(max(high, mean))),
@@ -216,6 +222,19 @@ def _logs(prompt: str, ratios: Sequence[float]) -> NDArray[np.float64]:
         raise ValueError(f'the prompt "{prompt}" has no passes')
     name = f'a ratio of the prompt "{prompt}"'
     return np.array([math.log(_positive(ratio, name)) for ratio in ratios])
+
+
+def _around_median(own: NDArray[np.float64]) -> tuple[float, float]:
+    """The narrowest interval between two passes, each as far from its end, that holds the median 95 % of times.
+
+    From the first to the last where there are too few passes for that.
+    """
+    ordered, cut, each = np.sort(own), 0, 2.0 ** (1 - len(own))
+    outside = each * (1 + len(own))
+    while outside <= 0.05:
+        cut += 1
+        outside += each * math.comb(len(own), cut + 1)
+    return float(ordered[cut]), float(ordered[-1 - cut])
 
 
 def _resampled(logs: Sequence[NDArray[np.float64]], resamples: int, seed: int) -> NDArray[np.float64]:

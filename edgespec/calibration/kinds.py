@@ -15,7 +15,7 @@ from edgespec.interfaces.model import ModelFacts
 from edgespec.planning.choice.settled import Answered, Settled
 from edgespec.planning.cost.acceptance import AcceptancePrior
 from edgespec.planning.cost.contention import Contention
-from edgespec.planning.cost.widths import WidthProbe
+from edgespec.planning.cost.widths import POSITIONS as PROBED, WidthProbe, probe_starts
 from edgespec.planning.depth.experience import History
 
 T = TypeVar("T")
@@ -117,6 +117,11 @@ def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> b
     return now.busy > before.busy
 
 
+def _quieter_and_as_far(before: ModelTimes, now: ModelTimes) -> bool:
+    """The same, unless only ``now`` was measured at contexts that a session of its length needs."""
+    return _quieter(before, now) and before.contexts[-1] >= probe_starts(now.contexts[-1] + PROBED)[-1]
+
+
 def _farther(before: WidthProbe, now: WidthProbe) -> bool:
     """Whether ``now`` compared less than the earlier probe and contradicts none of its widths."""
     (reached, complete), (reaches, completes) = ((each.context_range[1], each.complete) for each in (before, now))
@@ -166,15 +171,15 @@ WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
     keeps=_farther,
 )
 
-# Times of a model's forwards in a setting. Times of a busy machine never replace those of a quieter one, and decide
-# nothing where a quiet one or an estimate is known.
+# Times of a model's forwards in a setting. Those of a busy machine replace those of a quieter one only if these are
+# of too short contexts, and decide nothing where quiet times or estimates are known.
 TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
     _timing_key,
     _without_defaults,
     any_build=True,
-    keeps=_quieter,
+    keeps=_quieter_and_as_far,
 )
 
 # T(1) of a model in a setting, in seconds, if only that was measured: on a quiet machine, as it is compared only.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.bench import LEAST_PASSES
+from edgespec.bench import LEAST_OF_ALL, LEAST_OF_ONE, LEAST_PASSES, enough
 from edgespec.bench.suite import (
     BUILTIN_SUITES,
     Prompt,
@@ -409,9 +409,13 @@ def _print(report: dict[str, Any], *, verbose: bool) -> None:
     sampling = Sampling(**report["sampling"])
     if not sampling.greedy:
         show(f"every arm sampled with {sampling}")
-    gains = [arm["speedup"]["passes"] for arm in arms.values() if arm["speedup"] is not None]
-    if min(gains, default=report["passes"]) < LEAST_PASSES:
+    gains = [arm["speedup"] for arm in arms.values() if arm["speedup"] is not None]
+    if min((gain["passes"] for gain in gains), default=report["passes"]) < LEAST_PASSES:
         show(f"fewer than {LEAST_PASSES} passes: no interval, and one disturbance can change the result")
+    elif any(_interval(gain) is None for gain in gains):
+        show(
+            f"no 95 % interval: that takes {LEAST_OF_ONE} passes of one prompt, or {LEAST_OF_ALL} of several together"
+        )
     width = max(map(cells, arms))
     print(f"\n{'':{width}}  tok/s  x plain  95 %         identical  tok/round  expected/measured")
     for name, arm in arms.items():
@@ -440,7 +444,7 @@ def _print_comparison(against: str, found: dict[str, Any], regret: dict[str, Any
 
 
 def _gain(gain: dict[str, Any]) -> str:
-    """A ratio with its interval, or "no difference found" if the interval contains 1."""
+    """A ratio with its interval if there is one, or "no difference found" if the interval contains 1."""
     interval = _interval(gain)
     if interval is None:
         return f"{gain['geomean']:.3f}"
@@ -449,7 +453,7 @@ def _gain(gain: dict[str, Any]) -> str:
 
 
 def _interval(gain: dict[str, Any] | None) -> str | None:
-    if gain is None or gain["passes"] < LEAST_PASSES:
+    if gain is None or not enough(gain["prompts"], gain["passes"]):
         return None
     low, high = gain["ci95"]
     return f"{low:.3f}-{high:.3f}"

@@ -629,7 +629,7 @@ class Session:
                 self._target.rewind(min(self._target.length, max(0, len(conversation.history) - 1)))
         if self._drafts.may_read_ahead and not self._closed:
             self._pair.read_ahead.when_idle(self)
-        return answer.done(self._speculation_off, self._speculating.policy.plain_tokens_per_s)
+        return answer.done(self._speculation_off, answer.depth.plain_tokens_per_s)
 
     def read_ahead(self) -> list[Future[None]]:
         """Let the drafter read the rest of the conversation, so that the next answer drafts from its first token on.

@@ -134,6 +134,13 @@ class AnswerPolicy(Protocol):
     def why_off(self, source: str) -> Reason | None:
         """Why ``source`` is off now; None if it may draft."""
 
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        """Plain decoding's speed in this answer, from recent plain rounds; None before there were enough.
+
+        Where times by context are known, those of other contexts count as if they were of this answer's.
+        """
+
 
 class DepthPolicy(Protocol):
     """What the answers of one engine share; ``answer`` returns the policy of a new answer. Thread-safe."""
@@ -145,7 +152,3 @@ class DepthPolicy(Protocol):
 
         ``hindsight``: which tokens of the text a source would have guessed tells how often it is accepted.
         """
-
-    @property
-    def plain_tokens_per_s(self) -> float | None:
-        """Plain decoding's speed as measured over recent plain rounds; None before there were enough."""

@@ -111,7 +111,28 @@ def test_the_interval_equals_that_of_all_pass_resamples() -> None:
     ]
     every = [math.exp(statistics.fmean(pair)) for pair in itertools.product(*medians)]
     result = speedup(ratios, resamples=40_000)
-    assert result.ci95 == pytest.approx(tuple(np.percentile(every, [2.5, 97.5])), rel=0.01)
+    wider = 2.776 / 1.96  # Student's t of four degrees of freedom, over the normal distribution
+    ends = (result.geomean * (end / result.geomean) ** wider for end in np.percentile(every, [2.5, 97.5]))
+    assert result.ci95 == pytest.approx(tuple(ends), rel=0.01)
+
+
+@pytest.mark.parametrize(("passes", "cut"), [(3, 0), (6, 0), (8, 0), (9, 1), (12, 2)])
+def test_the_interval_of_one_prompt_is_between_two_of_its_passes(passes: int, cut: int) -> None:
+    values = [1.0 + 0.01 * each for each in range(passes)]
+    assert speedup({"a": values}).ci95 == pytest.approx((values[cut], values[-1 - cut]))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "passes"), [(1, 3), (1, 5), (1, 6), (1, 9), (2, 3), (2, 5), (3, 3), (4, 3), (12, 3)]
+)
+def test_equal_arms_differ_in_at_most_one_of_twenty_comparisons(prompts: int, passes: int) -> None:
+    apart = 0
+    for seed in range(400):
+        logs = np.random.default_rng(seed).normal(0, 0.02, size=(prompts, passes))
+        ratios = {str(at): np.exp(own).tolist() for at, own in enumerate(logs)}
+        apart += speedup(ratios, resamples=300, seed=seed).told_apart
+    assert apart <= 400 / 20
+    assert apart or prompts * passes < 9, "arms that differ by chance are there"
 
 
 def test_the_interval_widens_with_passes_that_differ_not_with_prompts() -> None:

@@ -394,6 +394,18 @@ def test_times_of_a_busy_machine_are_replaced_only_by_quieter_ones(kept: Measure
     assert "busy" not in stored_file(kept).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("quiet", "busy", "replaced"), [(250, 1018, True), (1018, 4080, False), (4080, 1018, False), (1018, 250, False)]
+)
+def test_times_of_too_short_contexts_are_replaced_also_by_those_of_a_busy_machine(
+    kept: Measurements, quiet: int, busy: int, replaced: bool
+) -> None:
+    short, long = replace(TIMES, contexts=(96, quiet)), replace(BUSY, contexts=(96, busy))
+    kept.save(kinds.TIMES, short, FACTS)
+    kept.save(kinds.TIMES, long, FACTS)
+    assert kept.load(kinds.TIMES, FACTS) == (long if replaced else short)
+
+
 def test_forgetting_plain_times_keeps_everything_else(kept: Measurements) -> None:
     kept.save(kinds.TIMES, TIMES, FACTS)
     kept.save(kinds.PLAIN, 0.5, FACTS)

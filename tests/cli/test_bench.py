@@ -203,12 +203,13 @@ def test_sampled_answers_equal_plain_decoding(here: InProcess, pair: tuple[str, 
 
 
 def test_an_interval_that_contains_1_is_printed_as_no_difference_found() -> None:
-    gain = {"geomean": 1.204, "ci95": [1.19, 1.221], "told_apart": True, "narrow": True, "passes": 3}
+    gain = {"geomean": 1.204, "ci95": [1.19, 1.221], "told_apart": True, "narrow": True, "prompts": 3, "passes": 3}
     assert module._gain(gain) == "1.204 (1.190-1.221)"
     assert module._gain({**gain, "ci95": [1.1, 1.3], "narrow": False}) == "1.204 (1.100-1.300, wider than 2 %)"
-    same = {"geomean": 1.002, "ci95": [0.99, 1.01], "told_apart": False, "narrow": True, "passes": 6}
+    same = {"geomean": 1.002, "ci95": [0.99, 1.01], "told_apart": False, "narrow": True, "prompts": 1, "passes": 6}
     assert module._gain(same) == "no difference found (0.990-1.010)"
-    assert module._gain({**gain, "passes": 2}) == "1.204"
+    for few in ({"passes": 2}, {"prompts": 2}, {"prompts": 1, "passes": 5}):
+        assert module._gain({**gain, **few}) == "1.204"
 
 
 # --------------------------------------------------------------------------------------------- for people
@@ -380,6 +381,9 @@ def test_prompts_that_stay_disturbed_are_reported(
     fake.make = lambda _, arm, __: {"decode_s": 0.2 if arm == "again" else 0.1}
     all_again = here("bench", *pair, "--suite", suite, "--passes", "1")
     assert "fewer than 3 passes" not in all_again.out, "each has four by now"
+    assert "no 95 % interval" not in all_again.out
+    alone = here("bench", *pair, "--suite", suite, "--passes", "1", "--category", "chat")
+    assert "no 95 % interval: that takes 6 passes of one prompt, or 9 of several together" in alone.out
 
 
 # -------------------------------------------------------------------------------------------- which prompts

@@ -334,7 +334,7 @@ def test_missing_agreement_is_measured_if_the_drafter_could_gain(
     BackgroundCalibration(engine.pair, QUICK).run(told.append)
     assert labels(told) == ["measuring how often drafter agrees with target"]
     most = len(REQUESTS) * AGREEMENT_TOKENS
-    assert 0 < engine.pair.measurements.priors["model"].tokens <= most, "each token counts once"
+    assert 0 < max(engine.pair.measurements.priors["model"].position_tokens) <= most, "each token counts once"
     assert not engine.pair.measurements.unproven
 
 

@@ -580,7 +580,7 @@ def test_one_drafter_beats_another_where_both_were_measured(
     one: tuple[float | None, bool, Reason | None], other: tuple[float | None, bool, Reason | None], beats: bool
 ) -> None:
     mine, its = (
-        Judgement(speedup=speedup, share=0.1, why_not=why, measured=measured)
+        Judgement(speedup=speedup, share=0.1, why_not=why, measured=measured, at_least=speedup)
         for speedup, measured, why in (one, other)
     )
     assert mine.beats(its) is beats
@@ -600,15 +600,25 @@ def test_a_translated_drafter_drafts_in_place_of_the_catalogues_once_both_are_me
     with chosen() as engine:
         assert (drafter_of(engine), why_not(engine)) == (sibling, {universal: "other_drafter"})
         assert "whether it is faster is not measured" in engine.considered_drafters[0].verdict.text
-    for name, draft_s in ((sibling, 0.03), (universal, 0.01)):
+
+    def measure(name: str, rate: float, draft_s: float) -> None:
         with chosen(draft=name) as engine:
-            prior = AcceptancePrior(by_position=(0.7,) * POSITIONS)
+            prior = AcceptancePrior(by_position=(rate,) * POSITIONS, position_tokens=(100.0,) * POSITIONS)
             known = engine.pair.measurements
             invent_measurements(engine, 0.1, draft_s)
             known.store.save(ACCEPTANCE, prior, known.target, known._identity("model"))
+
+    measure(sibling, 0.7, 0.03)
+    measure(universal, 0.75, 0.03)
+    with chosen() as engine:
+        assert (drafter_of(engine), why_not(engine)) == (sibling, {universal: "other_drafter"})
+        assert engine.considered_drafters[0].verdict.text.endswith("too few guesses were counted to tell them apart")
+    measure(universal, 0.7, 0.01)
     with chosen() as engine:
         assert (drafter_of(engine), why_not(engine)) == (universal, {sibling: "other_drafter"})
-        assert engine.considered_drafters[0].verdict.text.startswith("measured here, ")
+        why = engine.considered_drafters[0].verdict.text
+        assert why.startswith("measured here, ")
+        assert why.endswith("x with the other")
         assert engine.pair.pool.drafter is not None
         assert engine.pair.pool.drafter.file.token_map is not None
     with chosen(draft=sibling) as engine:

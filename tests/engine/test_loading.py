@@ -182,7 +182,7 @@ def test_closing_the_engine_does_not_wait_for_the_drafters_load(
     tiny: TinyModels, loads: SlowLoads, interruptible: bool
 ) -> None:
     loads.interruptible = interruptible
-    with tiny.load(lookup=False) as engine:
+    with tiny.load(lookup=False, native_sidecar=False) as engine:
         model = engine.pair.pool.drafter_model()
         model.load()
         assert loads.begun.wait(WAIT_S)
@@ -248,7 +248,7 @@ def test_free_memory_is_checked_before_the_drafter_is_loaded(engine: Engine, loa
 
 
 def test_a_forgotten_engine_is_freed_when_its_drafters_load_ends(tiny: TinyModels, loads: SlowLoads) -> None:
-    engine = tiny.load(lookup=False)
+    engine = tiny.load(lookup=False, native_sidecar=False)
     model = engine.pair.pool.drafter_model()
     model.load()
     assert loads.begun.wait(WAIT_S)

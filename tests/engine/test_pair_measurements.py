@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgespec.calibration import measurement_store
-from edgespec.calibration.kinds import CONTENTION, TIMES, WIDTHS
+from edgespec.calibration.kinds import ACCEPTANCE, CONTENTION, TIMES, WIDTHS
 from edgespec.calibration.measurement_store import Measurements
-from edgespec.engine.pair.drafter_gain import judge_drafter
+from edgespec.engine.pair.drafter_gain import Judgement, judge_drafter
 from edgespec.engine.pair.measurements import PairMeasurements
 from edgespec.interfaces.model import ModelFacts
 from edgespec.interfaces.reasons import Reason
@@ -166,6 +166,27 @@ def test_a_drafter_is_not_judged_by_times_that_other_programs_disturbed(store: M
         store.save(TIMES, replace(invented_times(0.2), busy=busy), drafter)
         judged = judge_drafter(store, target, DraftingModel(facts=drafter), request("lookup"), GIB)
         assert (judged.why_not is None) is accepted
+
+
+@pytest.mark.parametrize(("rates", "tokens", "beats"), [((0.75, 0.7), 72, False), ((0.9, 0.6), 72, True)])
+def test_a_drafter_beats_another_where_its_counted_guesses_cannot_be_chance(
+    store: Measurements, rates: tuple[float, float], tokens: int, beats: bool
+) -> None:
+    target = replace(TARGET, bytes_per_forward=100)
+    store.save(TIMES, invented_times(0.1), target)
+    store.save(WIDTHS, PROBE, target)
+
+    def judged(name: str, rate: float) -> Judgement:
+        facts = replace(DRAFTER, name=name, sha256=f"sha256:{name}", bytes_per_forward=10)
+        store.save(TIMES, invented_times(0.01), facts)
+        prior = AcceptancePrior(by_position=(rate,) * POSITIONS, position_tokens=(tokens,) * POSITIONS)
+        store.save(ACCEPTANCE, prior, target, f"model:{facts.sha256}")
+        return judge_drafter(store, target, DraftingModel(facts=facts), request("lookup"), GIB)
+
+    better, worse = judged("better", rates[0]), judged("worse", rates[1])
+    assert (better.speedup or 0.0) > 1.03 * (worse.speedup or 0.0)
+    assert better.beats(worse) is beats
+    assert not worse.beats(better)
 
 
 def test_stored_widths_are_used_only_up_to_their_context_length(store: Measurements) -> None:

@@ -46,7 +46,7 @@ def test_plain_times_can_be_shared_between_policies() -> None:
     own = FixedDepth(0, None, plain)
     for _ in range(4):
         own.record(plain_round(0.25))
-    assert plain.tokens_per_s == own.plain_tokens_per_s == pytest.approx(4.0)
+    assert FixedDepth(2, plain=plain).plain_tokens_per_s == own.plain_tokens_per_s == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("policy", [FixedDepth(2), FixedDepth(2, gate=EntropyGate)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -28,6 +29,7 @@ from edgespec.planning.depth.price import (
     USUAL_GAIN,
     Ledger,
     PricedGate,
+    Trust,
     worth_buying,
 )
 from tests.support.drawn_requests import (
@@ -372,6 +374,20 @@ def test_a_drafter_that_does_not_pay_pauses_for_a_while() -> None:
         answer.record(round_of())
 
 
+def test_a_trial_that_earned_full_trust_has_not_failed() -> None:
+    trust = Trust()
+    for changes in range(5):
+        trust.begin()
+        for _ in range(20):
+            trust.add(1.0)
+        while trust.add(-0.7):
+            pass
+        assert (trust.end(100 * changes), trust.failed) == (100 * changes + FIRST_REST, 1)
+    trust.begin()
+    trust.add(-3.0)
+    assert (trust.end(1000), trust.failed) == (1000 + 2 * FIRST_REST, 2)
+
+
 def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
     rare = DepthControl(believed(NATIVE), NATIVE.depth_cap, history=replace(NO_HISTORY, greedy=(20.0, 2000.0, 0.0)))
     why = begun(rare).why_off("model")
@@ -388,14 +404,14 @@ def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:
 def test_without_calibration_plain_speed_is_measured_but_no_token_drafted() -> None:
     own = DepthControl(Costs(), 7)
     for _ in range(4):
-        assert own.plain_tokens_per_s is None
         answer = own.answer(prompt_tokens=9)
+        assert answer.plain_tokens_per_s is None
         answer.began(1.0, 0.05)
         answer.record(round_of(1, 1))
         assert answer.allow("model").depth == 0
         assert not answer.buys_load("model")
         assert answer.why_off("model") == NOT_CALIBRATED
-    assert own.plain_tokens_per_s == pytest.approx(1.0 / round_of().verify_s)
+    assert answer.plain_tokens_per_s == pytest.approx(1.0 / round_of().verify_s)
     closed = DepthControl(believed(NATIVE), 0).answer(prompt_tokens=9)
     assert (closed.allow("model").depth, closed.why_off("model")) == (0, None)
 
@@ -673,11 +689,12 @@ def test_threads_can_share_a_depth_control() -> None:
 def test_a_plan_that_gets_a_drafter_or_new_priors_does_not_disturb_a_running_answer() -> None:
     """The times of a drafter that was loaded, or measured by another process, come at any time."""
     sure = AcceptancePrior(by_position=(0.9,) * 8)
-    for before in (replace(believed(NATIVE), drafts={}), believed(NATIVE)):
+    for before, sampled in itertools.product((replace(believed(NATIVE), drafts={}), believed(NATIVE)), (False, True)):
         own = DepthControl(before, 5)
-        answer = own.answer(prompt_tokens=100, most=200)
-        own.replan(believed(NATIVE), 5, {"model": sure, "lookup": sure})
+        answer = own.answer(prompt_tokens=100, most=200, sampled=sampled)
+        own.replan(believed(NATIVE), 5, dict.fromkeys(("model", "model" + SAMPLED, "lookup"), sure))
         answer.began(0.01, before.curves.curves[0].plain_s if before.curves else 0.01)
         assert answer.allow("model", 100, 0).depth >= 0
         answer.learn_hindsight("model", (True, False))
         answer.learn("model", (0.5,), (True,))
+        assert own.known("model", sampled=sampled).overall > 0.85, "from its prior"

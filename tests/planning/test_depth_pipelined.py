@@ -65,11 +65,11 @@ def test_overlapped_rounds_never_count_as_plain_rounds() -> None:
     own = beside()
     answer = drafting(own)
     answer.record(round_of())
-    plain = own.plain_tokens_per_s
+    plain = own.answer(prompt_tokens=0).plain_tokens_per_s
     for _ in range(PLAIN_EVERY):
         assert answer.allow("model", 1).depth == 5
         answer.record(overlapped(1, 2, slower=1.2))
-    assert own.plain_tokens_per_s == plain
+    assert own.answer(prompt_tokens=0).plain_tokens_per_s == plain
     assert answer.allow("model", 1).depth == 0, "plain decoding is timed in this round"
     answer.record(round_of())
     assert answer.allow("model", 1).depth == 5

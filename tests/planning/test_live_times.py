@@ -11,9 +11,12 @@ from dataclasses import replace
 import pytest
 
 from edgespec.interfaces.model import Company
+from edgespec.interfaces.policy import RoundRecord
 from edgespec.planning.cost.curve import ContextCurves, Curve, ExpertTimes
 from edgespec.planning.cost.live_times import LiveTimes, PlainTimes
+from edgespec.planning.depth.control import DepthControl
 from tests.support.drawn_requests import CALIBRATED_AT, NATIVE, believed
+from tests.support.planning import a_round
 
 # T(w) / T(1) of a kernel with cheap further rows, and how often decoding with a drafter uses each width.
 WIDE = Curve(widths=tuple(range(1, 9)), forward_s=(1.0, 1.086, 1.126, 1.19, 1.25, 1.31, 1.4, 1.49))
@@ -153,18 +156,41 @@ def test_three_slow_forwards_change_the_pace_and_two_do_not() -> None:
 
 def test_plain_speed_is_known_without_calibration() -> None:
     plain = PlainTimes()
+
+    def speed() -> float | None:
+        return plain.tokens_per_s(lambda context: 1.0)
+
     for seconds in (1e6, 0.5, 0.5, 0.5):
-        assert plain.tokens_per_s is None
-        plain.record(seconds)
-    assert plain.tokens_per_s == pytest.approx(2.0)
+        assert speed() is None
+        plain.record(seconds, 100)
+    assert speed() == pytest.approx(2.0)
     for seconds in (26.0, math.nan, -1.0, 0.0, math.inf):
-        plain.record(seconds)
+        plain.record(seconds, 100)
     for _ in range(3):
-        plain.record(0.25)
-    assert plain.tokens_per_s == pytest.approx(2.0)
-    plain.record(0.25)
-    plain.record(0.25)
-    assert plain.tokens_per_s == pytest.approx(4.0)
+        plain.record(0.25, 100)
+    assert speed() == pytest.approx(2.0)
+    plain.record(0.25, 100)
+    plain.record(0.25, 100)
+    assert speed() == pytest.approx(4.0)
+
+
+def test_an_answer_is_compared_with_plain_steps_at_its_own_context() -> None:
+    """Plain steps of a short conversation are known, and those of this one take longer."""
+
+    def plain_round(context: int) -> RoundRecord:
+        return replace(a_round(0, evaluated=0, verify_s=NATIVE.forward_s(1, context)), context_length=context)
+
+    control = DepthControl(believed(NATIVE), NATIVE.depth_cap)
+    short = control.answer(prompt_tokens=100)
+    for _ in range(9):
+        short.record(plain_round(100))
+    long = control.answer(prompt_tokens=4000)
+    assert short.plain_tokens_per_s == pytest.approx(1.0 / NATIVE.forward_s(1, 100), rel=0.001)
+    assert long.plain_tokens_per_s == pytest.approx(1.0 / NATIVE.forward_s(1, 4000), rel=0.001)
+    long.began(0.0, NATIVE.forward_s(1, 4000))
+    for context in range(4001, 5000):
+        long.record(plain_round(context))
+    assert long.plain_tokens_per_s == pytest.approx(1.0 / NATIVE.forward_s(1, 4500), rel=0.001)
 
 
 @pytest.mark.parametrize("slower", [100.0, 1e6])
@@ -191,9 +217,9 @@ def test_a_time_that_no_clock_measures_teaches_nothing(seconds: float) -> None:
     times, plain = fresh(), PlainTimes()
     for _ in range(5):
         assert times.record(1, 100, seconds) is None
-        plain.record(seconds)
+        plain.record(seconds, 100)
     assert (times.factor, times.since_plain, times.moved) == (1.0, 0, 1.0)
-    assert plain.tokens_per_s is None
+    assert plain.tokens_per_s(lambda context: 1.0) is None
 
 
 def test_what_a_width_is_off_is_known_for_forwards_that_were_compared_with_a_plain_one() -> None:

@@ -185,6 +185,19 @@ def test_drafts_are_shorter_while_a_prompt_is_read_in_the_same_steps() -> None:
     assert alone.most_depth(20, rows_s) == 15
 
 
+def test_a_slower_machine_shortens_drafts_while_a_prompt_is_read_and_the_prompts_own_time_does_not() -> None:
+    def deepest(slower: float, prompt: float) -> int:
+        answer = begun(control())
+        for company, factor in ((ALONE, slower), (Company(answers=3, rows=3, reading=True), slower * prompt)):
+            for _ in range(8):
+                verify_s = factor * NATIVE.forward_s(1 + company.rows, 100)
+                answer.record(replace(round_of(), verify_s=verify_s, round_s=verify_s, company=company))
+        answer.ledger.plain_s += 100.0
+        return answer.allow_free("lookup").depth
+
+    assert deepest(1.0, 1.0) == deepest(1.0, 2.0) > deepest(3.0, 1.0)
+
+
 @pytest.mark.parametrize("company", [ALONE, Company(answers=1, rows=1), Company(reading=True)])
 def test_an_answer_pauses_for_a_drafter_that_reads_a_long_text_only_if_alone(company: Company) -> None:
     alone = company == ALONE
@@ -383,7 +396,7 @@ def test_a_step_that_reads_a_prompt_says_nothing_about_widths_or_plain_decoding(
     answer = begun(own)
     for _ in range(10):
         answer.record(replace(round_of(), width=1, proposed=0, source=None, company=reading))
-    assert own.plain_tokens_per_s is None
+    assert answer.plain_tokens_per_s is None
 
 
 def test_copies_without_a_drafting_model_are_priced_among_others() -> None:

@@ -214,6 +214,7 @@ async def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkey
     monkeypatch.setattr(answering.Answering, "_decode", decode)
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [(b"host", b"localhost")]}
     scope |= {"query_string": b"", "root_path": "", "raw_path": CHAT.encode(), "scheme": "http"}
+    scope["http_version"] = "1.1"
     await guard(scope, receive, send)
     assert sent == ["body", "http.response.start", "http.response.body"]
     assert ended.is_set(), "the answer was cancelled by the failed comment"

@@ -14,6 +14,7 @@ from edgespec.interfaces.reasons import Reason
 from edgespec.placement.candidates import Placements
 from edgespec.planning.choice.options import Candidate, Ranking, Rejected
 from edgespec.planning.choice.planner import DraftingModel, PlanRequest
+from edgespec.planning.cost.acceptance import POSITIONS, Acceptance
 from edgespec.planning.cost.margins import SLOWER_ALLOWED
 from edgespec.planning.cost.widths import WIDEST, WidthProbe
 
@@ -28,7 +29,8 @@ _GAINS = ("expected_gain", "depth_asked")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """``speedup`` is the expected one over plain decoding; None without times. ``why_not``: None to accept.
+    """``speedup`` is the expected one over plain decoding, ``at_least`` that with the fewest right guesses which the
+    counted ones allow; None without times. ``why_not``: None to accept.
 
     ``share`` is what a draft token reads, divided by what a plain step reads. ``translated``: its
     vocabulary is another one. ``measured``: the times, and how often it is right, are those of this machine.
@@ -39,6 +41,7 @@ class Judgement:
     why_not: Reason | None
     translated: bool = False
     measured: bool = False
+    at_least: float | None = None
 
     @property
     def order(self) -> tuple[bool, float, float]:
@@ -49,10 +52,13 @@ class Judgement:
         return (self.translated, 0.0 if self.speedup is None else -round(self.speedup, 6), self.share)
 
     def beats(self, other: Judgement) -> bool:
-        """Whether both were measured on this machine, and this one is faster by more than measurements differ."""
+        """Whether both were measured on this machine, and this one is faster by more than measurements differ.
+
+        A first calibration counts the right ones of 72 guesses: of two equal drafters one often seems better.
+        """
         if self.why_not is not None or not (self.measured and other.measured):
             return False
-        return (self.speedup or 0.0) > SLOWER_ALLOWED * (other.speedup or 0.0)
+        return (self.at_least or 0.0) > SLOWER_ALLOWED * (other.speedup or 0.0)
 
 
 def judge_drafter(
@@ -85,7 +91,9 @@ def judge_drafter(
         usual = replace(usual, speedup=taught.speedup)
     elif taught.why_not is None:
         usual = taught
-    return replace(usual, translated=translated, measured=costs.measured and costs.quiet)
+    surely = {MODEL: Acceptance(known.priors[MODEL].at_least).by_position(POSITIONS)}
+    at_least = _judge(rank(surely), share).speedup
+    return replace(usual, translated=translated, measured=costs.measured and costs.quiet, at_least=at_least)
 
 
 def _judge(ranking: Ranking | None, share: float) -> Judgement:

@@ -230,8 +230,11 @@ class DrafterSearch:
         first = judge_drafter(self._measurements, self._facts, own, self._request, self._allowed_bytes)
         better = self._locate(file) if other.beats(first) else None
         if other.measured and first.measured:
-            less, more = sorted((first.speedup or 0.0, other.speedup or 0.0))
-            why = f"measured here, {less:.2f}x plain decoding is expected with it, {more:.2f}x with the other"
+            lost, won = (first, other) if better is not None else (other, first)
+            gains = f"{lost.speedup or 0.0:.2f}x plain decoding is expected with it, {won.speedup or 0.0:.2f}x"
+            why = f"measured here, {gains} with the other"
+            if (lost.speedup or 0.0) > (won.speedup or 0.0):
+                why += ", and too few guesses were counted to tell them apart"
         else:
             why = f"whether it is faster is not measured: `{self._request.calibrate} --draft {UNIVERSAL}` does that"
         loser = UNIVERSAL if better is None else found.file.name

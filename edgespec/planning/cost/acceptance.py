@@ -8,11 +8,13 @@ al., 2024).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeAlias
 
 from edgespec.files.checked import Length, Range
+from edgespec.planning.cost.margins import NORMAL_95
 
 # Bins of equal width over [0, 1]. Ten separate a sure copy from a guess and still fill within a paragraph.
 BINS = 10
@@ -96,6 +98,21 @@ class AcceptancePrior:
             self,
             position_tokens=tuple(min(tokens, own) for own in self.position_tokens),
             confidence_tokens=tuple(min(tokens, own) for own in self.confidence_tokens),
+        )
+
+    @property
+    def at_least(self) -> AcceptancePrior:
+        """The lower ends of 95 % intervals around the rates of so few tokens."""
+
+        def low(rate: float | None, tokens: float) -> float | None:
+            if rate is None:
+                return None
+            return max(0.0, rate - NORMAL_95 * math.sqrt(rate * (1.0 - rate) / max(1.0, tokens)))
+
+        return replace(
+            self,
+            by_position=tuple(map(low, self.by_position, self.position_tokens)),
+            by_confidence=tuple(map(low, self.by_confidence, self.confidence_tokens)),
         )
 
 

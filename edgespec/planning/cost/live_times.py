@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable
 
 from edgespec.interfaces.counted_text import MOST_NODES
 from edgespec.interfaces.model import ALONE, Company
@@ -46,18 +47,20 @@ _LEAST_PART = 0.1
 
 
 class PlainTimes:
-    """Recent times of plain forwards, independent of any calibration."""
+    """Recent times of plain forwards."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_RECENT_PLAIN)
+        self._forwards: deque[tuple[float, int]] = deque(maxlen=_RECENT_PLAIN)  # seconds and context
 
-    def record(self, seconds: float) -> None:
+    def record(self, seconds: float, context: int) -> None:
         if math.isfinite(seconds) and seconds > 0.0:
-            self._seconds.append(seconds)
+            self._forwards.append((seconds, context))
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        return 1.0 / statistics.median(self._seconds) if len(self._seconds) >= _ENOUGH_PLAIN else None
+    def tokens_per_s(self, relative_s: Callable[[int], float]) -> float | None:
+        """Plain decoding's speed where ``relative_s`` is 1: the seconds of a forward by context, as a multiple."""
+        if len(self._forwards) < _ENOUGH_PLAIN:
+            return None
+        return 1.0 / statistics.median(seconds / relative_s(context) for seconds, context in self._forwards)
 
 
 class _Shared:
@@ -115,6 +118,7 @@ class LiveTimes:
         self._plain: float | None = None  # the factor of the latest plain forward
         self._compared = 0
         self.factor = self.latest = 1.0  # over several forwards, and of the last forward
+        self.pace = 1.0  # the factor before the forwards that read a part of a prompt too, which takes its time
         self.off: float | None = None  # what the last forward's width was off, if it was compared with a plain one
         self.since_plain = 0
 
@@ -185,4 +189,6 @@ class LiveTimes:
             self._own[width] = statistics.median((*_CALIBRATED, *self._off[width]))
         self._recent.append(shown)
         self.factor = sorted(self._recent)[len(self._recent) // 2]
+        if not company.reading:
+            self.pace = self.factor
         return shown

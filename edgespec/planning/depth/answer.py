@@ -9,7 +9,8 @@ Round by round. Three rules, each with one number:
 - Trust. A drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting pauses.
   Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
 
-Until answers have confirmed the measured times, one look an answer times the drafter, within the ledger.
+Until answers have confirmed the measured times, each times the drafter in a look and a few drafted tokens, within the
+ledger.
 
 If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
 chain has one token more: a window's forward also scores the first token of the next window.
@@ -33,9 +34,9 @@ from edgespec.planning.cost.curve import FREE, DraftCost
 from edgespec.planning.cost.live_times import IMPLAUSIBLE_FACTOR, SLOW, LiveTimes
 from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
-from edgespec.planning.depth.experience import GOOD_RATE, PAYS, Experience
+from edgespec.planning.depth.experience import GOOD_RATE, PAYS
 from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
-from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
+from edgespec.planning.depth.outcome import LEAST_RATIOS, LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
@@ -94,12 +95,14 @@ class AnswerDepth:
         self,
         control: DepthState,
         times: LiveTimes,
-        experience: Experience,
         prompt_tokens: int,
         most: int | None,
+        *,
+        sampled: bool,
         hindsight: bool,
     ) -> None:
-        self._control, self._times, self._experience = control, times, experience
+        self._control, self._times, self._sampled = control, times, sampled
+        self._experience = control.modes[sampled]
         self._cap, self._pipelined, self._most = control.depth_cap, control.pipelined, most
         self._done, self._context, self._trust, self._next_look = 0, prompt_tokens, Trust(), 0
         self._rate: float | None = None  # how often the drafter would have been right recently, in hindsight
@@ -133,7 +136,7 @@ class AnswerDepth:
             self._load.see(company)
             self._times.record(1, self._context, first_s, company)
             if company == ALONE:
-                self._control.plain.record(first_s)
+                self._control.plain.record(first_s, self._context)
             self.ledger = Ledger(prompt_s + first_s, prompt_s + first_s)
             self._count(1)
 
@@ -202,6 +205,8 @@ class AnswerDepth:
             read, window = looked, looked if looked != lag else None
             self._timed, self._skipped = False, unread if window is None else self._context - looked
             checking = not self._costs.checked
+        elif lag < LEAST_READ and self._context <= NEAR and self._checks(cost, lag, 0.0):
+            checking = True
         else:
             return OFF
         if both:
@@ -211,7 +216,7 @@ class AnswerDepth:
             if lag >= LEAST_READ:
                 self._trust.on = False  # the drafter fell behind: reading more is another purchase
             return OFF
-        if not self._timed:
+        if checking or not self._timed:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(self._hindsight, self._done)
         patience_s = PATIENCE * read * cost.own.lag_token_s + self._now[0]
@@ -240,7 +245,7 @@ class AnswerDepth:
 
     def _known(self, source: str) -> Acceptance:
         """What is known of a source's acceptance; a plan may have got the source since this answer began."""
-        return self._experience.acceptance(source, {}, sampled=False)
+        return self._control.known(source, sampled=self._sampled)
 
     def _gate(self, source: str, cost: Price, depth: int) -> PricedGate:
         known = self._known(source)
@@ -267,7 +272,8 @@ class AnswerDepth:
     def _affordable(self, cost: Price, read: int) -> int:
         """The deepest draft that the answer can afford if every token is wrong."""
         room_s = AT_ONCE * self.ledger.room_s
-        most = self._load.most_depth(self._cap, lambda rows: self._times.usual_s(rows, self._context))
+        times = self._times
+        most = self._load.most_depth(self._cap, lambda rows: times.pace * times.usual_s(rows, self._context))
         return next((depth for depth in range(most, 0, -1) if self._lost_s(cost, depth, read) <= room_s), 0)
 
     def _lost_s(self, cost: Price, depth: int, read: int = 0) -> float:
@@ -308,7 +314,7 @@ class AnswerDepth:
         A few, or all that it lacks where it has read more than that: a few alone would drop what it has read.
         """
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
-        if rests or self._rate is not None or self._pipelined or lag <= LOOK or not self._hindsight:
+        if rests or self._pipelined or lag <= LOOK or not self._hindsight:
             return None
         read = lag if self._context - lag - unread >= lag else LOOK
         lost_s = read * cost.own.lag_token_s + self._lost_s(cost, 1)
@@ -317,19 +323,23 @@ class AnswerDepth:
         price_s = read * cost.charged.lag_token_s + cost.charged.seconds(1) + self._now[1] - self._now[0]
         good = self._usual(0) if self._load.others else self._control.good_gain
         gain = self._experience.gain(good) / 2**self._trust.failed
-        return read if self._checks(cost, read, 0.0) or self._earns(price_s, gain, lost_s) else None
+        earns = self._rate is None and self._earns(price_s, gain, lost_s)
+        return read if earns or self._checks(cost, read, 0.0) else None
 
     def _checks(self, cost: Price, read: int, load_s: float) -> bool:
-        """Whether to look only to time the drafter.
+        """Whether to look, or to draft a token, only to time the drafter.
 
         Until answers have confirmed the measured times, it might be better than they say.
         """
-        if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
+        if self._costs.checked or self._pipelined or self._done < HINDSIGHT:
             return False
-        if not self._hindsight:  # then there is no look
+        if self._load.seen or not self._hindsight:  # then nothing is judged, or there is no look
             return False
-        price_s = load_s + read * cost.own.lag_token_s + self._lost_s(cost, 1)
-        return price_s <= AT_ONCE * self.ledger.room_s
+        # One look comes early, since it may show that drafting pays. Then as many tokens as tell something.
+        missing = LEAST_RATIOS - len(self._seen.drafting)
+        price_s = load_s + read * cost.own.lag_token_s
+        price_s += (1 if self._rate is None else missing) * self._lost_s(cost, 1)
+        return missing > 0 and price_s <= AT_ONCE * self.ledger.room_s
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
         """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
@@ -418,7 +428,7 @@ class AnswerDepth:
                 if times.off is not None:
                     self._seen.widths.append(times.off)
                 if record.width == 1 and record.company == ALONE:
-                    control.plain.record(record.verify_s)
+                    control.plain.record(record.verify_s, record.context_length)
                 cost = control.price(record.source or "", times, self._context) or FREE
                 forwards = max(1, self._asked or record.draft_forwards)
                 expected_s = self._now[0] * record.width + cost.seconds(forwards, self._read)
@@ -453,7 +463,7 @@ class AnswerDepth:
                     shared = record.company != ALONE
                     slow = None if shared else control.learn_price(record, times.latest, self._read, self._asked)
                     self._timed |= shared or slow is not None
-                    if slow is not None and record.context_length <= NEAR:
+                    if slow is not None and record.forwards_after_reading and record.context_length <= NEAR:
                         self._seen.drafting.append(slow)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)
@@ -485,7 +495,7 @@ class AnswerDepth:
                 rounds=seen.rounds,
                 tokens_per_round=seen.tokens_per_round,
                 token_s=seen.token_s,
-                times=seen.times(self._times.factor) if judged else None,
+                times=seen.times() if judged else None,
                 mode=seen.mode(self._serial_token_s) if told and both else None,
             )
 
@@ -520,6 +530,12 @@ class AnswerDepth:
                 self._experience.learn(self._saved, self._done - self._bought_at, self._drafted_rounds)
             else:  # never drafted: only the hindsight guesses are known
                 self._experience.learn(self._seen_gain * self._done, self._done, len(self._guessed) // 2)
+
+    @property
+    def plain_tokens_per_s(self) -> float | None:
+        with self._control.lock:
+            own_s = self._times.usual_s(1, self._context - self._done // 2)
+            return self._control.plain.tokens_per_s(lambda context: self._times.usual_s(1, context) / own_s)
 
     def why_off(self, source: str) -> Reason | None:
         control = self._control

@@ -72,7 +72,7 @@ class FixedDepth:
     def record(self, record: RoundRecord) -> None:
         # A drafter or other requests make the target slower, which says nothing about plain decoding.
         if record.width == 1 and not record.overlapped and record.company == ALONE:
-            self._plain.record(record.verify_s)
+            self._plain.record(record.verify_s, record.context_length)
 
     def _learns_nothing(self, *_told: object, **_by_name: object) -> None:
         """Do nothing: this policy learns from neither prompts nor tokens, and keeps no state after an answer."""
@@ -84,7 +84,7 @@ class FixedDepth:
 
     @property
     def plain_tokens_per_s(self) -> float | None:
-        return self._plain.tokens_per_s
+        return self._plain.tokens_per_s(lambda context: 1.0)
 
 
 class EntropyGate:

@@ -22,8 +22,8 @@ class DepthControl(DepthState):
             if self.depth_cap < 1:
                 return FixedDepth(0, None, self.plain)
             for source in {*self.costs.drafts, *self.modes[sampled].sources}:
-                self.modes[sampled].acceptance(source, self._priors, sampled=sampled)
-            return AnswerDepth(self, self.times, self.modes[sampled], prompt_tokens, most, hindsight)
+                self.known(source, sampled=sampled)
+            return AnswerDepth(self, self.times, prompt_tokens, most, sampled=sampled, hindsight=hindsight)
 
 
 def make_policy(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from edgespec.files.checked import Range
+from edgespec.planning.cost.margins import NORMAL_95, t_95
 
 # Whether answers confirm the measured times, or contradict them so that estimates are better.
 TimesVerdict: TypeAlias = Literal["measured", "estimated"]
@@ -23,8 +24,11 @@ NEAR = 1024
 # Where a plain step takes less, Python's own time, up to a millisecond, is too large a part of every ratio.
 LEAST_STEP_S = 0.005
 
-# 95 % of a normal distribution are this many standard errors around the mean.
-_Z = 1.96
+# With fewer ratios of times, or rounds of the pipelined mode, an answer says nothing of them: two answers in a row
+# decide until the next calibration. If a ratio is beyond ``WRONG`` as often as not, four of five are in both answers
+# once in 28 times.
+LEAST_RATIOS = 5
+LEAST_ROUNDS = 8
 
 _Number: TypeAlias = Annotated[float, Range(0)]
 
@@ -106,22 +110,21 @@ class Seen:
 
     def _spread(self, mean: float, squares: float, over: float) -> Spread:
         """``squares``: the sum of squared deviations of two rounds or more; ``over``: what the sum was divided by."""
-        off = _Z * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
+        off = t_95(self.rounds - 1) * math.sqrt(max(0.0, squares) * self.rounds / (self.rounds - 1)) / over
         return Spread(mean, max(0.0, mean - off), mean + off)
 
-    def times(self, pace: float) -> TimesVerdict | None:
-        """What the ratios say. ``pace``: of plain steps to the measured ones, which counts if nothing was drafted."""
-        ratios = (self.drafting, self.widths) if self.drafting else (self.widths, [pace])
-        if any(map(_wrong, ratios)):
+    def times(self) -> TimesVerdict | None:
+        """What the ratios say. The pace of plain steps says nothing: on a slower machine all ratios are the same."""
+        if any(map(_wrong, (self.drafting, self.widths))):
             return "estimated"
-        return "measured" if self.drafting else None
+        return "measured" if len(self.drafting) >= LEAST_RATIOS else None
 
     def mode(self, serial_token_s: Callable[[float], float]) -> ModeVerdict | None:
         """The faster mode for this text, from pipelined rounds; ``serial_token_s`` by the share of right guesses."""
-        if not self.compared:
+        if not self.compared or self.rounds < LEAST_ROUNDS:
             return None
         rate = self.right / self.compared
-        off = _Z * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
+        off = NORMAL_95 * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
         fast, slow = serial_token_s(min(1.0, rate + off)), serial_token_s(max(0.0, rate - off))
         if self.token_s.low > slow:
             return "serial"
@@ -129,9 +132,9 @@ class Seen:
 
 
 def _wrong(ratios: Sequence[float]) -> bool:
-    """Whether three in four of the ratios are off by ``WRONG`` in one direction."""
-    ordered = sorted(ratios)
-    if not ordered:
+    """Whether enough ratios are known, and three in four of them are off by ``WRONG`` in one direction."""
+    if len(ratios) < LEAST_RATIOS:
         return False
+    ordered = sorted(ratios)
     low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * (len(ordered) - 1) + 3) // 4]
     return low > WRONG or high < 1.0 / WRONG

@@ -34,7 +34,7 @@ RISK = 0.10
 TRIAL = 2.0
 MOST_TRUST = 6.0
 
-# Plain tokens before another trial in the same answer, doubled by each failed trial.
+# Plain tokens before another trial in the same answer, doubled by each failed trial until one earns full trust.
 FIRST_REST = 48
 
 # The share of the text that was read, to this power, approximates how much less often the drafter is right. The 0.5B
@@ -96,10 +96,9 @@ class Trust:
     """What an answer's drafted rounds have earned, in plain steps, and how long drafting pauses once that is lost."""
 
     on: bool = False
-    failed: int = 0
+    failed: int = 0  # trials since trust was last full
     rests_until: int = 0  # in tokens of the answer
     _left: float = 0.0
-    _rest: int = FIRST_REST
 
     def begin(self) -> None:
         """Start drafting, with the steps of a trial to lose."""
@@ -109,13 +108,13 @@ class Trust:
         """Add what a round saved; return False if drafting has to pause."""
         self._left = min(MOST_TRUST, self._left + saved)
         if self._left >= MOST_TRUST:
-            self._rest = FIRST_REST
+            self.failed = 0
         return not self.on or self._left >= 0.0
 
     def end(self, done: int) -> int:
         """Pause drafting after ``done`` tokens; return the token count at which the pause ends."""
-        self.on, self.failed, self.rests_until = False, self.failed + 1, done + self._rest
-        self._rest *= 2
+        self.on, self.rests_until = False, done + FIRST_REST * 2**self.failed
+        self.failed += 1
         return self.rests_until
 
 

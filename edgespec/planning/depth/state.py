@@ -16,7 +16,7 @@ from typing import Protocol
 
 from edgespec.interfaces.drafting import MODEL
 from edgespec.interfaces.policy import RoundRecord
-from edgespec.planning.cost.acceptance import NO_PRIOR, AcceptancePrior
+from edgespec.planning.cost.acceptance import NO_PRIOR, Acceptance, AcceptancePrior
 from edgespec.planning.cost.contention import Contention
 from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, Curve, DraftCost
@@ -124,9 +124,9 @@ class DepthState:
         model = drafting_price(model.at(context_length).scaled(slow / faster), others, drafting)
         return pair_speedup(curve, model, rate, cap, both)
 
-    @property
-    def plain_tokens_per_s(self) -> float | None:
-        return self.plain.tokens_per_s
+    def known(self, source: str, *, sampled: bool) -> Acceptance:
+        """What is known of a source's acceptance, in sampled or in greedy answers."""
+        return self.modes[sampled].acceptance(source, self._priors, sampled=sampled)
 
     def priors(self) -> dict[str, AcceptancePrior]:
         """What was learned about each source's acceptance, for the next process."""
