@@ -229,11 +229,11 @@ def _around_median(own: NDArray[np.float64]) -> tuple[float, float]:
 
     From the first to the last where there are too few passes for that.
     """
-    ordered, cut, each = np.sort(own), 0, 2.0 ** (1 - len(own))
-    outside = each * (1 + len(own))
-    while outside <= 0.05:
+    ordered, cut, all_ways = np.sort(own), 0, 2 ** (len(own) - 1)
+    outside = 1 + len(own)
+    while 20 * outside <= all_ways:
         cut += 1
-        outside += each * math.comb(len(own), cut + 1)
+        outside += math.comb(len(own), cut + 1)
     return float(ordered[cut]), float(ordered[-1 - cut])
 
 

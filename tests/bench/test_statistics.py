@@ -116,7 +116,7 @@ def test_the_interval_equals_that_of_all_pass_resamples() -> None:
     assert result.ci95 == pytest.approx(tuple(ends), rel=0.01)
 
 
-@pytest.mark.parametrize(("passes", "cut"), [(3, 0), (6, 0), (8, 0), (9, 1), (12, 2)])
+@pytest.mark.parametrize(("passes", "cut"), [(3, 0), (6, 0), (8, 0), (9, 1), (12, 2), (1100, 517)])
 def test_the_interval_of_one_prompt_is_between_two_of_its_passes(passes: int, cut: int) -> None:
     values = [1.0 + 0.01 * each for each in range(passes)]
     assert speedup({"a": values}).ci95 == pytest.approx((values[cut], values[-1 - cut]))

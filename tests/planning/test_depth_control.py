@@ -386,6 +386,9 @@ def test_a_trial_that_earned_full_trust_has_not_failed() -> None:
     trust.begin()
     trust.add(-3.0)
     assert (trust.end(1000), trust.failed) == (1000 + 2 * FIRST_REST, 2)
+    for _ in range(20):
+        trust.add(1.0)  # looks while nothing is drafted
+    assert trust.failed == 2
 
 
 def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:

@@ -21,7 +21,6 @@ from edgespec.planning.cost.margins import TREES_GAIN
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.outcome import (
-    LEAST_RATIOS,
     LEAST_ROUNDS,
     LEAST_STEP_S,
     NEAR,
@@ -78,26 +77,26 @@ def test_rounds_that_all_take_the_same_time_for_each_token_have_no_spread() -> N
 @pytest.mark.parametrize(
     ("drafting", "widths", "verdict"),
     [
-        ([1.1, 0.9, 1.0, 1.2, 0.8], [1.0], "measured"),
-        ([2.0, 2.1, 1.9, 2.2, 1.8], [1.0], "estimated"),
-        ([0.5] * 5, [], "estimated"),
-        ([1.0, 1.1] * 3, [2.0] * 5, "estimated"),
+        ([1.1, 0.9, 1.0], [1.0], "measured"),
+        ([2.0, 2.1, 1.9], [1.0], "estimated"),
+        ([0.5], [], "estimated"),
+        ([1.0, 1.1], [2.0, 2.0], "estimated"),
         ([1.0, 1.0, 2.0, 1.0, 1.0], [], "measured"),  # one stall
-        ([2.0, 2.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0], None),  # so few tell nothing
-        ([], [1.0] * 5, None),
-        ([], [0.5] * 5, "estimated"),
+        ([], [], None),
+        ([], [1.0], None),
+        ([], [0.5], "estimated"),
     ],
 )
-def test_times_are_contradicted_by_three_in_four_of_enough_ratios(
+def test_times_are_contradicted_by_three_in_four_of_the_ratios(
     drafting: list[float], widths: list[float], verdict: str | None
 ) -> None:
     assert Seen(drafting=drafting, widths=widths).times() == verdict
 
 
 def test_a_ratio_is_wrong_beyond_the_bound_only() -> None:
-    assert Seen(drafting=[WRONG] * 5).times() == "measured"
-    assert Seen(drafting=[1.01 * WRONG] * 5).times() == "estimated"
-    assert Seen(drafting=[1.0 / WRONG] * 5).times() == "measured"
+    assert Seen(drafting=[WRONG]).times() == "measured"
+    assert Seen(drafting=[1.01 * WRONG]).times() == "estimated"
+    assert Seen(drafting=[1.0 / WRONG]).times() == "measured"
 
 
 # ----------------------------------------------------------------------------------------- outcomes of answers
@@ -223,33 +222,6 @@ def test_a_drafter_that_could_pay_if_it_were_twice_as_fast_is_timed_until_answer
     allowed = own.allow("model", lag=80)
     assert (allowed.window == LOOK and allowed.depth == 1 and allowed.gate is None) is looks
     assert own.buys_load("model", 80) is (steps < 10.0 and not (checked and steps > 1.0))
-
-
-def test_after_a_look_as_many_tokens_are_drafted_as_tell_something_of_the_times() -> None:
-    """The forward of the look reads and guesses in hindsight too, so that its time is none of a drafted token."""
-    slow = replace(COSTS, checked=False, drafts={"model": DraftCost(token_s=STEP_S, lag_token_s=0.01 * STEP_S)})
-    own = answer(slow)
-    for _ in range(30):
-        own.record(record())
-    assert own.allow("model", lag=80).window == LOOK
-    reading = record(width=2, source="model", draft_s=3 * STEP_S, sync_s=3 * STEP_S, draft_forwards=1)
-    own.record(replace(reading, proposed=1, evaluated=1, round_s=4 * STEP_S))
-    own.learn_hindsight("model", [False] * 14)
-    once = record(width=2, proposed=1, evaluated=1, source="model", draft_s=2 * STEP_S, round_s=3 * STEP_S)
-    found = []
-    for _ in range(LEAST_RATIOS):
-        for _ in range(60):  # until the answer can afford it
-            own.record(record())
-        allowed = own.allow("model", lag=2)
-        assert (allowed.depth, allowed.gate, allowed.window, allowed.hindsight) == (1, None, None, 0)
-        own.record(replace(once, draft_forwards=1))
-        result = own.outcome()
-        assert result is not None
-        found.append(result.times)
-    assert found == [None] * (LEAST_RATIOS - 1) + ["estimated"]
-    for _ in range(60):
-        own.record(record())
-    assert own.allow("model", lag=2).depth == 0
 
 
 def test_an_answer_beside_others_and_an_answer_of_one_round_have_no_outcome() -> None:

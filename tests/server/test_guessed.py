@@ -117,6 +117,7 @@ def test_a_stream_says_at_its_end_why_nothing_was_guessed(slow: Running) -> None
     last = events(slow.chat("hello", max_tokens=2, **ASKED))[-1]["edgespec"]
     assert last["speculation_off_code"]
     assert last["speculation_off"]
+    assert "`" not in last["speculation_off"]  # a command would name a file of this machine
 
 
 @pytest.mark.parametrize("asked", [{}, {"edgespec": {}}, {"edgespec": {"tokens": False}}, {"edgespec": None}])

@@ -245,8 +245,8 @@ def shortened(text: str) -> str:
     text = " ".join(text.split())
     if cells(text) <= _SHORT_CELLS:
         return text
-    end = 0
-    while cells(text[: end + 1]) <= _SHORT_CELLS - 2:
+    end = width = 0
+    while (width := width + cells(text[end])) <= _SHORT_CELLS - 2 and end < len(text) - 1:
         end += 1
     words = text[: end + 1].rpartition(" ")[0]
     return f"{words} …" if 2 * cells(words) > _SHORT_CELLS else f"{text[:end]}…"

@@ -236,7 +236,8 @@ class DrafterSearch:
             if (lost.speedup or 0.0) > (won.speedup or 0.0):
                 why += ", and too few guesses were counted to tell them apart"
         else:
-            why = f"whether it is faster is not measured: `{self._request.calibrate} --draft {UNIVERSAL}` does that"
+            measure = replace(self._prepare.profile, draft=UNIVERSAL).command("calibrate")
+            why = f"whether it is faster is not measured: `{measure}` does that"
         loser = UNIVERSAL if better is None else found.file.name
         considered = (Rejected(what=loser, verdict=Reason("other_drafter", why), target=None),)
         return replace(found, considered=considered, file=better or found.file)

@@ -9,8 +9,7 @@ Round by round. Three rules, each with one number:
 - Trust. A drafted round adds what it saved, in plain steps, and subtracts what it lost. Below zero drafting pauses.
   Trust is capped, so that a change of text costs at most the cap (CUSUM: Page, 1954).
 
-Until answers have confirmed the measured times, each times the drafter in a look and a few drafted tokens, within the
-ledger.
+Until answers have confirmed the measured times, one look an answer times the drafter, within the ledger.
 
 If target and drafter run in parallel, reading and drafting cost only the mutual slowdown, no chain ends early, and a
 chain has one token more: a window's forward also scores the first token of the next window.
@@ -36,7 +35,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS
 from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
-from edgespec.planning.depth.outcome import LEAST_RATIOS, LEAST_STEP_S, NEAR, Outcome, Seen
+from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
 from edgespec.planning.depth.price import (
     HINDSIGHT,
     LEAST_READ,
@@ -205,8 +204,6 @@ class AnswerDepth:
             read, window = looked, looked if looked != lag else None
             self._timed, self._skipped = False, unread if window is None else self._context - looked
             checking = not self._costs.checked
-        elif lag < LEAST_READ and self._context <= NEAR and self._checks(cost, lag, 0.0):
-            checking = True
         else:
             return OFF
         if both:
@@ -216,7 +213,7 @@ class AnswerDepth:
             if lag >= LEAST_READ:
                 self._trust.on = False  # the drafter fell behind: reading more is another purchase
             return OFF
-        if checking or not self._timed:
+        if not self._timed:
             depth = 1  # the drafter's current speed is unknown
         hindsight = 0 if self._timed else min(self._hindsight, self._done)
         patience_s = PATIENCE * read * cost.own.lag_token_s + self._now[0]
@@ -314,7 +311,7 @@ class AnswerDepth:
         A few, or all that it lacks where it has read more than that: a few alone would drop what it has read.
         """
         rests = self._done < max(HINDSIGHT, self._trust.rests_until)
-        if rests or self._pipelined or lag <= LOOK or not self._hindsight:
+        if rests or self._rate is not None or self._pipelined or lag <= LOOK or not self._hindsight:
             return None
         read = lag if self._context - lag - unread >= lag else LOOK
         lost_s = read * cost.own.lag_token_s + self._lost_s(cost, 1)
@@ -323,23 +320,19 @@ class AnswerDepth:
         price_s = read * cost.charged.lag_token_s + cost.charged.seconds(1) + self._now[1] - self._now[0]
         good = self._usual(0) if self._load.others else self._control.good_gain
         gain = self._experience.gain(good) / 2**self._trust.failed
-        earns = self._rate is None and self._earns(price_s, gain, lost_s)
-        return read if earns or self._checks(cost, read, 0.0) else None
+        return read if self._checks(cost, read, 0.0) or self._earns(price_s, gain, lost_s) else None
 
     def _checks(self, cost: Price, read: int, load_s: float) -> bool:
-        """Whether to look, or to draft a token, only to time the drafter.
+        """Whether to look only to time the drafter.
 
         Until answers have confirmed the measured times, it might be better than they say.
         """
-        if self._costs.checked or self._pipelined or self._done < HINDSIGHT:
+        if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
             return False
         if self._load.seen or not self._hindsight:  # then nothing is judged, or there is no look
             return False
-        # One look comes early, since it may show that drafting pays. Then as many tokens as tell something.
-        missing = LEAST_RATIOS - len(self._seen.drafting)
-        price_s = load_s + read * cost.own.lag_token_s
-        price_s += (1 if self._rate is None else missing) * self._lost_s(cost, 1)
-        return missing > 0 and price_s <= AT_ONCE * self.ledger.room_s
+        price_s = load_s + read * cost.own.lag_token_s + self._lost_s(cost, 1)
+        return price_s <= AT_ONCE * self.ledger.room_s
 
     def _earns(self, price_s: float, gain: float, lost_s: float) -> bool:
         """Whether to spend ``price_s`` on a ``gain`` in plain steps a token; ``lost_s`` is the most it can lose."""
@@ -463,7 +456,7 @@ class AnswerDepth:
                     shared = record.company != ALONE
                     slow = None if shared else control.learn_price(record, times.latest, self._read, self._asked)
                     self._timed |= shared or slow is not None
-                    if slow is not None and record.forwards_after_reading and record.context_length <= NEAR:
+                    if slow is not None and record.context_length <= NEAR:
                         self._seen.drafting.append(slow)
                     # One slow forward says nothing about drafting; three are the machine's pace (LiveTimes).
                     now_s = times.now_s(record.width + record.company.rows, record.context_length)

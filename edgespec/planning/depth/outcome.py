@@ -24,10 +24,8 @@ NEAR = 1024
 # Where a plain step takes less, Python's own time, up to a millisecond, is too large a part of every ratio.
 LEAST_STEP_S = 0.005
 
-# With fewer ratios of times, or rounds of the pipelined mode, an answer says nothing of them: two answers in a row
-# decide until the next calibration. If a ratio is beyond ``WRONG`` as often as not, four of five are in both answers
-# once in 28 times.
-LEAST_RATIOS = 5
+# With fewer rounds of the pipelined mode an answer says nothing of it: two answers in a row decide until the next
+# calibration.
 LEAST_ROUNDS = 8
 
 _Number: TypeAlias = Annotated[float, Range(0)]
@@ -117,7 +115,7 @@ class Seen:
         """What the ratios say. The pace of plain steps says nothing: on a slower machine all ratios are the same."""
         if any(map(_wrong, (self.drafting, self.widths))):
             return "estimated"
-        return "measured" if len(self.drafting) >= LEAST_RATIOS else None
+        return "measured" if self.drafting else None
 
     def mode(self, serial_token_s: Callable[[float], float]) -> ModeVerdict | None:
         """The faster mode for this text, from pipelined rounds; ``serial_token_s`` by the share of right guesses."""
@@ -132,8 +130,11 @@ class Seen:
 
 
 def _wrong(ratios: Sequence[float]) -> bool:
-    """Whether enough ratios are known, and three in four of them are off by ``WRONG`` in one direction."""
-    if len(ratios) < LEAST_RATIOS:
+    """Whether three in four of the ratios are off by ``WRONG`` in one direction.
+
+    One is enough: where a text does not suit the drafter, an answer has that of its look alone. More would take time.
+    """
+    if not ratios:
         return False
     ordered = sorted(ratios)
     low, high = ordered[(len(ordered) - 1) // 4], ordered[(3 * (len(ordered) - 1) + 3) // 4]

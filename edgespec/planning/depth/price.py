@@ -107,7 +107,7 @@ class Trust:
     def add(self, saved: float) -> bool:
         """Add what a round saved; return False if drafting has to pause."""
         self._left = min(MOST_TRUST, self._left + saved)
-        if self._left >= MOST_TRUST:
+        if self.on and self._left >= MOST_TRUST:
             self.failed = 0
         return not self.on or self._left >= 0.0
 

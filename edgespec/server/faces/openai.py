@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,8 @@ from edgespec.server.items import choose_in_chat, read_chat_tools
 from edgespec.server.replies import as_json, event, timings
 from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall
+
+_COMMAND = re.compile(r" \(`edgespec [^`]*`[^()]*\)")
 
 
 def read_chat(body: Mapping[str, Any]) -> Request:
@@ -144,8 +147,9 @@ def progress_of(part: Part, prompt_tokens: int) -> dict[str, Any]:
 
 
 def _why_not(done: Done) -> dict[str, Any]:
-    """Why a drafter did not guess, in words and as a code."""
-    return {"speculation_off": done.speculation_off, "speculation_off_code": done.speculation_off_code}
+    """Why a drafter did not guess, in words and as a code, without commands: these may name files of this machine."""
+    said = done.speculation_off and _COMMAND.sub("", done.speculation_off)
+    return {"speculation_off": said, "speculation_off_code": done.speculation_off_code}
 
 
 def _wrap(head: Head, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
