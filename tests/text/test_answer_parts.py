@@ -198,6 +198,27 @@ def test_a_call_in_a_channel_is_a_call(head: str, thinking: str | None) -> None:
         assert [(call.name, call.arguments) for call in whole.calls] == [("weather", '{"city": "Oslo"}')]
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello<|channel|>commentary<|message|><|call|>", "Hello"),
+        ("Hello<|channel|>commentary json<|message|>Yes", "HelloYes"),
+        (" to=functions.now<|channel|>commentary<|message|>", ""),
+        (" to=functions.now<|channel|>commentary json<|message|>no<|call|>", "no"),
+        (f'{FINAL}Yes to=functions.other<|channel|>commentary<|message|>{{"a": 1}}<|call|>', 'Yes {"a": 1}'),
+        ("<|channel|>commentary to=functions.other <|constrain|>json<|message|>{}<|call|>", "{}"),
+        (f"{FINAL}from to=functions. to <|channel|>", "from to=functions. to <|channel|>"),
+    ],
+)
+@pytest.mark.parametrize("form", [None, HARMONY], ids=["no tools", "tools"])
+def test_the_marks_around_other_text_than_calls_are_not_shown(
+    form: CallFormat | None, text: str, content: str
+) -> None:
+    for chunks in ([text], list(text)):
+        whole = said(chunks, marks=HARMONY_MARKS, form=form)
+        assert (whole.content, whole.text, whole.calls) == (content, text, [])
+
+
 # ------------------------------------------------------------------------------------------- calls and thinking
 
 
@@ -276,6 +297,7 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat | None, ThinkingMarks, str]:
 
 @given(answers(), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans())
 @example((HERMES, QWEN, f"<think>{MARKED}{MARKED} </think>"), [1], False)
+@example((QWEN_XML, HARMONY_MARKS, f"<tool_call>{FUNCTION}</tool_call>\n<think>"), [1], False)
 @example((HERMES, HARMONY_MARKS, f"{FINAL}<tool_call>{FINAL}{MARKED}"), [1], False)
 @example((HERMES, HARMONY_MARKS, f"{FINAL}{MARKED}<|channel|>analysis<|message|>{MARKED}"), [1], False)
 @settings(max_examples=1000, deadline=None)

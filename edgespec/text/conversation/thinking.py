@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from edgespec.text.conversation.call_formats import Mark
+from edgespec.text.conversation.call_formats import HARMONY, Mark
 from edgespec.text.conversation.literals import BLANKS
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
@@ -25,7 +25,7 @@ class ThinkingMarks:
     around what it says to others, first the one that begins its next message. Thinking may come again after them.
     ``shown``: what its chat template has where the marks do not show whose they are. ``read``: ``answer`` and
     ``others`` as they are read, where models write them in more ways. ``around``: the marks that its answer has on
-    both sides behind thinking.
+    both sides behind thinking. ``calls``: those of calls, which may begin with other marks.
     """
 
     opening: str
@@ -35,6 +35,7 @@ class ThinkingMarks:
     shown: str = ""
     read: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -44,6 +45,12 @@ class ThinkingMarks:
     def outside(self) -> tuple[str, ...]:
         """The marks around what the model says to others."""
         return *self.answer, *self.others
+
+    @property
+    def left(self) -> ThinkingMarks:
+        """The marks in an answer's text behind which calls were read: those of calls that are none are marks too."""
+        every = (*(self.read or self.outside), *self.calls)
+        return replace(self, answer=every, others=(), read=every)
 
     @property
     def end(self) -> str:
@@ -88,6 +95,7 @@ _KNOWN = (
             "<|channel|>commentary\n<|constrain|>{word}<|message|>",
             "<|end|>",
         ),
+        calls=(*HARMONY.heads, *HARMONY.ends),
     ),
     # Solar Open.
     ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
@@ -148,7 +156,7 @@ class ThinkingText:
     """
 
     def __init__(self, marks: ThinkingMarks, *, inside: bool = False, begun: str = "") -> None:
-        self._marks = marks
+        self.marks = marks
         self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
         self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
         # What ends an answer: the head of a call may hold the other marks.
@@ -198,11 +206,11 @@ class ThinkingText:
         if self._next is Says.ANSWER and self._open:
             return self._cut_around()
         if self._next is Says.ANSWER:
-            return self._cut_before(self._ends if self._marks.answer else (), Says.ANSWER)
-        closing = self._marks.closing
+            return self._cut_before(self._ends if self.marks.answer else (), Says.ANSWER)
+        closing = self.marks.closing
         if not held.startswith(closing):
             return self._cut_before((self._closing,), Says.THOUGHT)
-        self._closed, self._next, self._without_mark = not self._marks.answer, Says.MARK, Says.ANSWER
+        self._closed, self._next, self._without_mark = not self.marks.answer, Says.MARK, Says.ANSWER
         return len(closing), Says.MARK
 
     def _cut_before(self, marks: Sequence[Mark], says: Says) -> tuple[int, Says] | None:
