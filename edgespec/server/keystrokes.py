@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import unicodedata
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -15,7 +16,13 @@ from edgespec.text.conversation.hole import Hole
 _MOST_TYPED = 200
 # Characters that an input method converts together: of the Latin alphabet, kana, bopomofo, and one of Hangul.
 _MOST_CONVERTED = 20
-_UNCONVERTED = re.compile("[A-Za-z' \\u3041-\\u30ff\\u3105-\\u318e]+|[\\uac00-\\ud7a3]")
+_KANA, _HANGUL = "\u3041-\u30ff", "\u3131-\u318e\uac00-\ud7a3"
+_HAN = "\u3005-\u3007\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_CONVERSIONS = (
+    (re.compile(f"[A-Za-z' \u3105-\u312f{_KANA}]+"), re.compile(f"[{_KANA}{_HAN}]+")),
+    (re.compile(f"[{_HANGUL}]"), re.compile(f"[{_HANGUL}]+")),
+)
+_OF_SOUNDS = re.compile(f"[{_KANA}{_HANGUL}]")
 # Characters in front of the place that both requests must have: an editor's window may begin elsewhere.
 _NEAR = 200
 
@@ -40,8 +47,28 @@ def _is_converted(old: str, new: str) -> bool:
     """Whether an input method has converted the last characters, as ``ni`` to ``你`` and ``하`` to ``한``."""
     for count in range(1, min(_MOST_CONVERTED + 1, len(old))):
         if typed := _typed(old[:-count], new, _MOST_CONVERTED):
-            return _UNCONVERTED.fullmatch(old[-count:]) is not None and not typed[0].isascii()
+            return _may_become(old[-count:], typed)
     return False
+
+
+def _may_become(composed: str, converted: str) -> bool:
+    """Whether an input method may write the second for the first, or for the beginning of it.
+
+    A sound stays the same sound. No table says which letters may become which Chinese characters: any may.
+    """
+    if _OF_SOUNDS.match(composed) and _OF_SOUNDS.match(converted) and _sound(composed[0]) != _sound(converted[0]):
+        return False
+    for before, behind in _CONVERSIONS:
+        found = behind.match(converted)
+        if found and before.fullmatch(composed) and composed.endswith(converted[found.end() :]):
+            return True
+    return False
+
+
+def _sound(character: str) -> str:
+    """The leading sound of a syllable of Hangul; the hiragana of a kana, without its voicing."""
+    first = unicodedata.normalize("NFKD", character)[0]
+    return chr(ord(first) - 0x60) if "\u30a1" <= first <= "\u30f6" else first
 
 
 class KeyTurn:

@@ -24,6 +24,7 @@ HIDING = CHATML.replace("{% for message in messages %}", "{% for message in mess
 THINKING = CHATML.replace(
     "message['content']", "('<think></think>' if message.role == 'assistant' else '') + message['content']"
 )
+GRANITE = "{# <think></think> and write your response between <response></response> #}" + THINKING
 
 
 def begun(content: str, **more: Any) -> dict[str, Any]:
@@ -104,14 +105,19 @@ def test_a_template_that_hides_the_message_says_so(tiny: TinyModels) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "more", "thought"),
-    [("The", " m<b> end", None), ("<think>\nhm", " yes</think>\n\nwell", "yes"), ("<think>a</think>b", " c", None)],
+    ("template", "content", "more", "thought", "said"),
+    [
+        (THINKING, "The", " m<b> end", None, " m<b> end"),
+        (THINKING, "<think>\nhm", " yes</think>\n\nwell", "yes", "well"),
+        (THINKING, "<think>a</think>b", " c", None, " c"),
+        (GRANITE, "<think>a</think><response>b", " c</response>", "", " c"),
+    ],
 )
 def test_thinking_is_continued_where_the_text_left_it(
-    tiny: TinyModels, content: str, more: str, thought: str | None
+    tiny: TinyModels, template: str, content: str, more: str, thought: str | None, said: str
 ) -> None:
     with closing(GgufTokenizer(read_header(tiny.target))) as tokenizer:
-        conversation = Conversation(PromptFormat("tiny", tokenizer, THINKING, None), None)
+        conversation = Conversation(PromptFormat("tiny", tokenizer, template, None), None)
         prompt, earlier, after = check_conversation(None, [*ASKED, begun(content)], raw=False)
         turn = conversation.turn(prompt, None, 1000, raw=False, earlier=earlier, after=after)
         assert turn.text.endswith(f"<think></think>{content}")
@@ -121,7 +127,7 @@ def test_thinking_is_continued_where_the_text_left_it(
             found.add(parts.feed(token)[0])
         found.add(parts.flush())
         assert found.raw == more
-        assert found.reasoning == thought
+        assert (found.reasoning, found.content) == (thought, said)
         conversation.begin(turn, [*turn.tokens, *tokens])
         conversation.end(turn, found, tokens)
         assert conversation.messages[-1]["content"] == content + more

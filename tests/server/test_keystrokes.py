@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
-from edgespec.server import keystrokes
 from edgespec.server.errors import ApiError
 from edgespec.server.keystrokes import Keystrokes, KeyTurn, Lines, is_newer
 from edgespec.text.conversation.hole import Hole
@@ -30,6 +29,13 @@ TEXT = "".join(f"line {number}\n" for number in range(100))
         (TEXT + "nihao", TEXT + "你hao"),
         (TEXT[100:] + "かに", TEXT[101:] + "蟹"),
         (TEXT + "하", TEXT + "한"),
+        (TEXT + "ㅎ", TEXT + "하"),
+        ("a한", "a하나"),
+        ("a かに", "a カニ"),
+        ("a か", "a が"),
+        ("おかねを", "お金を"),
+        ("a ㄋㄧ", "a 你"),
+        ("a k", "a か"),
     ],
 )
 def test_what_is_typed_or_deleted_at_one_place_is_newer(old: str, new: str) -> None:
@@ -49,6 +55,13 @@ def test_what_is_typed_or_deleted_at_one_place_is_newer(old: str, new: str) -> N
         (Hole(TEXT + "甲", ""), Hole(TEXT + "乙", "")),
         (Hole(TEXT + "n" * 21, ""), Hole(TEXT + "你", "")),
         (Hole("ni", ""), Hole("你", "")),
+        (Hole("name = 'Anna", ""), Hole("name = 'Łukasz", "")),  # one template with other words
+        (Hole("return x", ""), Hole("return ×2", "")),
+        (Hole("list", ""), Hole("l”", "")),
+        (Hole("a가", ""), Hole("a나다", "")),
+        (Hole("a cat", ""), Hole("a 고양이", "")),
+        (Hole("a りんご", ""), Hole("a みかん", "")),
+        (Hole("a cat", ""), Hole("a 猫 is", "")),
         (Hole("one" + TEXT[-100:] + "ni", ""), Hole("two" + TEXT[-100:] + "你", "")),
     ],
 )
@@ -150,7 +163,7 @@ def test_without_an_indent_all_is_shown_and_what_is_held_comes_last() -> None:
 
 def test_after_its_time_a_text_ends_behind_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(keystrokes.time, "monotonic", lambda: now)
+    monkeypatch.setattr("time.monotonic", lambda: now)
     for milliseconds in (500, None, 0, -1):
         now, lines = 0.0, Lines(0, milliseconds)
         assert lines.feed("a") == "a"

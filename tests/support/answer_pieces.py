@@ -39,9 +39,13 @@ def pieces_of(
     *,
     marks: ThinkingMarks | None = QWEN,
     inside: bool = False,
+    begun: str = "",
     form: CallFormat | None = None,
 ) -> list[Piece]:
-    """What the chunks say; ``inside``: the prompt opened the thinking; ``form``: of calls, if there are tools."""
-    thinking = None if marks is None else ThinkingText(marks, inside=inside)
+    """What the chunks say, behind what is ``begun``.
+
+    ``inside``: the prompt opened the thinking; ``form``: of calls, if there are tools.
+    """
+    thinking = None if marks is None else ThinkingText(marks, inside=inside, begun=begun)
     parts = AnswerParts(cast(AnswerText, _Chunks(chunks)), thinking=thinking, tools=use_of(form))
     return [piece for token in range(len(chunks)) for piece in parts.feed(token)[0]] + parts.flush()

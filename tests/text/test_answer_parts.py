@@ -18,7 +18,17 @@ from hypothesis import example, given, settings, strategies as st
 
 import edgespec
 from edgespec.text.conversation.answer_parts import Said
-from edgespec.text.conversation.call_formats import GEMMA, HARMONY, HERMES, LFM2, LLAMA, MISTRAL, QWEN_XML, CallFormat
+from edgespec.text.conversation.call_formats import (
+    GEMMA,
+    GRANITE,
+    HARMONY,
+    HERMES,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    QWEN_XML,
+    CallFormat,
+)
 from edgespec.text.conversation.pieces import Piece, ToolCall, joined, overlap
 from edgespec.text.conversation.thinking import ThinkingMarks, thinking_marks
 from edgespec.text.conversation.tool_calls import CallText
@@ -84,7 +94,7 @@ def test_thinking_comes_as_it_is_written() -> None:
     assert whole == [("<think>", ""), ("\nhm", "hm"), (" so ", " so"), ("</think>", ""), ("\n", ""), ("Yes", None)]
 
 
-HARMONY_MARKS, FINAL = thinking_marks("<|channel|>analysis<|message|> <|end|>"), "<|channel|>final<|message|>"
+HARMONY_MARKS, FINAL = thinking_marks("<|channel|>analysis<|message|> <|end|>") or QWEN, "<|channel|>final<|message|>"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +125,9 @@ def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: 
         assert (whole.reasoning, whole.content) == (reasoning, content)
 
 
+FENCED = "```\n<response>\nYes\n</response>\n```"
+
+
 @pytest.mark.parametrize(
     ("text", "content"),
     [
@@ -125,6 +138,11 @@ def test_where_answers_have_marks_thinking_may_come_again(text: str, reasoning: 
         ("<think>so</think><respond>", "<respond>"),
         ("<think>so</think>" + " " * 90 + "<response>a" + " " * 90 + "</response>", "a" + " " * 26),
         ("<response>Yes</response>", "<response>Yes</response>"),
+        ("<think>so</think><response>Yes</response>\n\nMore", "Yes\n\nMore"),
+        ("<think>so</think><response>Yes</response> ", "Yes"),
+        ("<think>so</think><response>Yes</response><|end_of_cite|>No", "Yes<|end_of_cite|>No"),
+        ("<think>so</think><response>```\n<response>\nYes\n</response>\n```\n</response>\n", FENCED),
+        ("<think>so</think><response>Yes</response>\n<response>no</response>", "Yes\n<response>no</response>"),
     ],
 )
 def test_an_answer_behind_thinking_is_shown_without_the_marks_around_it(text: str, content: str) -> None:
@@ -132,6 +150,32 @@ def test_an_answer_behind_thinking_is_shown_without_the_marks_around_it(text: st
         whole = said([text[at : at + size] for at in range(0, len(text), size)], marks=GRANITE_MARKS)
         assert whole.content == content
         assert whole.reasoning == ("so" if "so" in text else None)
+
+
+@pytest.mark.parametrize("between", ["</response>", "\n</response>\n"])
+def test_the_mark_behind_an_answer_is_none_of_its_text_in_front_of_a_call(between: str) -> None:
+    call = '<|tool_call|>[{"name": "weather", "arguments": {"city": "Oslo"}}]'
+    text = f"<think>so</think><response>I look.{between}{call}"
+    for chunks in ([text], list(text)):
+        whole = said(chunks, marks=GRANITE_MARKS, form=GRANITE)
+        assert (whole.content, len(whole.calls)) == ("I look.", 1)
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "content"),
+    [
+        ("<think>so</think><response>Ye", "s.</response>", "s."),
+        ("<think>so</think>\n<response>", "\nYes.\n</response>\n", "Yes."),
+        ("<think>so</think>", "\n<response>Yes.</response>", "Yes."),
+        ("<think>so</think><response>a\n<response>b", "\n</response>\nc</response>", "\n</response>\nc"),
+        ("<think>so</think><response>Yes</response>", " and </response>", " and </response>"),
+        ("<think>so</think>Yes", " <response>no</response>", " <response>no</response>"),
+        ("Yes <response>", "no</response>", "no</response>"),
+    ],
+)
+def test_an_answer_that_is_continued_is_shown_without_the_mark_behind_it(begun: str, text: str, content: str) -> None:
+    for chunks in ([text], list(text)):
+        assert said(chunks, marks=GRANITE_MARKS, begun=begun).content == content
 
 
 @pytest.mark.parametrize("thinking", [None, "Hm."])
@@ -152,6 +196,27 @@ def test_a_call_in_a_channel_is_a_call(head: str, thinking: str | None) -> None:
         whole = said(chunks, marks=HARMONY_MARKS, form=HARMONY)
         assert (whole.reasoning, whole.content) == (thinking, "")
         assert [(call.name, call.arguments) for call in whole.calls] == [("weather", '{"city": "Oslo"}')]
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hello<|channel|>commentary<|message|><|call|>", "Hello"),
+        ("Hello<|channel|>commentary json<|message|>Yes", "HelloYes"),
+        (" to=functions.now<|channel|>commentary<|message|>", ""),
+        (" to=functions.now<|channel|>commentary json<|message|>no<|call|>", "no"),
+        (f'{FINAL}Yes to=functions.other<|channel|>commentary<|message|>{{"a": 1}}<|call|>', 'Yes {"a": 1}'),
+        ("<|channel|>commentary to=functions.other <|constrain|>json<|message|>{}<|call|>", "{}"),
+        (f"{FINAL}from to=functions. to <|channel|>", "from to=functions. to <|channel|>"),
+    ],
+)
+@pytest.mark.parametrize("form", [None, HARMONY], ids=["no tools", "tools"])
+def test_the_marks_around_other_text_than_calls_are_not_shown(
+    form: CallFormat | None, text: str, content: str
+) -> None:
+    for chunks in ([text], list(text)):
+        whole = said(chunks, marks=HARMONY_MARKS, form=form)
+        assert (whole.content, whole.text, whole.calls) == (content, text, [])
 
 
 # ------------------------------------------------------------------------------------------- calls and thinking
@@ -232,6 +297,7 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat | None, ThinkingMarks, str]:
 
 @given(answers(), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans())
 @example((HERMES, QWEN, f"<think>{MARKED}{MARKED} </think>"), [1], False)
+@example((QWEN_XML, HARMONY_MARKS, f"<tool_call>{FUNCTION}</tool_call>\n<think>"), [1], False)
 @example((HERMES, HARMONY_MARKS, f"{FINAL}<tool_call>{FINAL}{MARKED}"), [1], False)
 @example((HERMES, HARMONY_MARKS, f"{FINAL}{MARKED}<|channel|>analysis<|message|>{MARKED}"), [1], False)
 @settings(max_examples=1000, deadline=None)

@@ -11,8 +11,9 @@ from edgespec.text.conversation.call_formats import HERMES, LFM2, QWEN_XML, Call
 from edgespec.text.grammar.calls import begun_form, call_form
 from edgespec.text.grammar.compiled import Forms
 from edgespec.text.grammar.form import Form
+from edgespec.text.grammar.lenient import binding
 from edgespec.text.tokenizers.gguf import GgufTokenizer
-from tests.text.test_call_forms import tool, use
+from tests.text.test_call_forms import is_whole, tool, use
 from tests.text.test_forms import cut, made, takes
 
 # Zod 4's z.email().
@@ -69,6 +70,46 @@ def test_values_that_look_like_keywords_stay(forms: Forms, tokenizer: GgufTokeni
     assert forms.compiled(made(schema=schema, lenient=True)).warnings == ()
     said = '{"type": null, "pattern": {"type": "int", "required": null}}'
     assert takes(forms, tokenizer, said, schema=schema, lenient=True)
+
+
+WORD = {"type": "string"}
+
+
+@pytest.mark.parametrize("name", ["title", "default", "examples", "readOnly", "properties", "$defs", "a/b"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_property_with_any_name_may_be_referred_to(name: str, strict: bool) -> None:
+    reference = f"#/properties/{name.replace('/', '~1')}"
+    tags = {"type": "array", "items": {"$ref": reference}}
+    asked = use(QWEN_XML, (tool("f", {name: {"type": "integer"}, "tags": tags}, "tags", strict=strict),))
+    text = "<tool_call>\n<function=f>\n<parameter=tags>\n[7]\n</parameter>\n</function>\n</tool_call>"
+    for form in (call_form(asked, ["f"], several=False), begun_form(asked)):
+        assert is_whole(form, text)
+        assert not is_whole(form, text.replace("7", '"x"'))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("reference", "more"),
+    [
+        ("#/components/schemas/default", {"components": {"schemas": {"default": WORD}}}),
+        ("#/$defs/group/title", {"$defs": {"group": {"title": WORD}}}),
+        ("#/$defs/group/examples/items", {"$defs": {"group": {"examples": {"items": WORD}}}}),
+        ("#/x-parts/description", {"x-parts": {"description": WORD}}),
+    ],
+)
+def test_what_a_reference_leads_to_stays_under_any_name(reference: str, more: dict[str, Any], strict: bool) -> None:
+    own = tool("f", {"a": {"$ref": reference}}, "a", strict=strict)
+    own["function"]["parameters"] |= more
+    for form in (call_form(use(HERMES, (own,)), ["f"], several=False), begun_form(use(HERMES, (own,)))):
+        assert is_whole(form, said("f", '{"a": "x"}'))
+        assert not is_whole(form, said("f", '{"a": 7}'))
+
+
+def test_only_what_says_nothing_of_a_value_is_left_out() -> None:
+    about = {"title": "T", "description": "d", "default": "x", "examples": ["x"], "readOnly": True, "$comment": "c"}
+    of_names = {"dependentRequired": {"title": ["examples"], "default": []}, "required": ["title"]}
+    inner = {"properties": {"default": True, "title": WORD}, "dependencies": {"examples": ["title"], "title": WORD}}
+    assert binding({**about, **of_names, **inner, "items": about}) == {**of_names, **inner, "items": {}}
 
 
 ASKED = (

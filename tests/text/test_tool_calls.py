@@ -51,6 +51,7 @@ LLAMAS = f'{{"name": "weather", "parameters": {PARIS}}}'
 FUNCTION = "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>"
 ONE = [("weather", PARIS)]
 OLMOS = '<function_calls>weather(city="Paris", days=2)\nnow()</function_calls>'
+LISTED = '{"city": "Paris", "days": [2, {"a": []}]}'
 TWO = [("weather", '{"city": "Paris", "days": 2}'), ("now", "{}")]
 
 
@@ -60,6 +61,12 @@ TWO = [("weather", '{"city": "Paris", "days": 2}'), ("now", "{}")]
         (HERMES, f"<tool_call>\n{CALL}\n</tool_call>", "", ONE),
         (OLMO, f"So. {OLMOS}", "So.", TWO),
         (OLMO, OLMOS.replace('"', "'"), "", TWO),
+        (OLMO, OLMOS.replace("\n", ", "), "", TWO),
+        (OLMO, OLMOS.replace("\n", ";\n"), "", TWO),
+        (OLMO, OLMOS.replace("now()", "now();"), "", TWO),
+        (OLMO, OLMOS.replace("2)", "2, )"), "", TWO),
+        (OLMO, OLMOS.replace("2", "[2, {'a': [],},]"), "", [("weather", LISTED), TWO[1]]),
+        (OLMO, OLMOS.replace("\n", ", and ").replace("</", "; </"), ", and now(); </function_calls>", TWO[:1]),
         (OLMO, "<function_calls>\nnow()\n</function_calls>", "", TWO[1:]),
         (OLMO, "<function_calls>now {}</function_calls>", "<function_calls>now {}</function_calls>", []),
         (OLMO, "<function_calls>[now()]</function_calls>", "", TWO[1:]),

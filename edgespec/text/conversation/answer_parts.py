@@ -165,6 +165,8 @@ class AnswerParts:
     ) -> None:
         self._text = text
         self._thinking = thinking
+        marks = None if thinking is None else thinking.marks
+        self._left = ThinkingText(marks.left) if marks is not None and marks.answer else None
         self._calls = None if tools is None else tools.parser()
         self._thoughts = _Thoughts(None if tools is None else tools.parser(bare=False))
 
@@ -213,12 +215,29 @@ class AnswerParts:
 
     def _unfinished(self) -> list[Piece]:
         """What may have become a call outside thinking."""
-        return [] if self._calls is None else self._calls.flush()
+        pieces = [] if self._calls is None else self._shown(self._calls.flush())
+        return pieces if self._left is None else pieces + _without_marks(self._left.flush())
 
     def _said(self, text: str) -> list[Piece]:
         if self._calls is not None:
-            return self._calls.feed(text)
-        return [Piece(text, text)] if text else []
+            return self._shown(self._calls.feed(text))
+        return self._shown([Piece(text, text)] if text else [])
+
+    def _shown(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces outside thinking, their text without the marks that are left in it."""
+        if self._left is None:
+            return pieces
+        shown = list[Piece]()
+        for piece in pieces:
+            if piece.call is not None or piece.raw != piece.text:  # a call, or text with the blanks behind one
+                blanks = piece.raw.removesuffix(piece.text)
+                shown += [*_without_marks(self._left.flush()), replace(piece, raw=blanks, text="")]
+            shown += _without_marks(self._left.feed(piece.text))
+        return shown
+
+
+def _without_marks(stretches: list[tuple[str, Says]]) -> list[Piece]:
+    return [Piece(text, text, None if says is Says.ANSWER else "") for text, says in stretches]
 
 
 class _Thoughts:

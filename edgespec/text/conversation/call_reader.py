@@ -80,16 +80,24 @@ class CallReader:
         opened = bool(form.opening) and self._held.text.startswith(form.opening, at)
         end, calls = yield from self._some(at + len(form.opening) * opened, opened=opened)
         while opened and form.closing:
-            if (closed := (yield from self._after(end, form.closing))) is not None:
+            begin = yield from self._separated(end)
+            if (closed := (yield from self._after(begin, form.closing))) is not None:
                 return closed, calls
             try:
-                end, more = yield from self._some(end, opened=True)
+                end, more = yield from self._some(begin, opened=True)
             except NoCallError:
                 break
             calls += more
         if not opened and form.closing:  # models that leave out the first mark may write the last
             end = (yield from self._after(end, form.closing)) or end
         return end, calls
+
+    def _separated(self, at: int) -> Reading[int]:
+        """The position behind the sign that models write between calls in Python, if there is one."""
+        for sign in ",;" if self._form.syntax.is_python else "":
+            if (behind := (yield from self._after(at, sign))) is not None:
+                return behind
+        return at
 
     def bare(self, at: int) -> Reading[Found]:
         """The object itself, in a fence or not, as Qwen2.5-Coder and Llama write it."""

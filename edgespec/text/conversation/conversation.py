@@ -470,11 +470,12 @@ class Conversation:
     def parts(self, turn: Turn, ends: Ends) -> AnswerParts:
         """What reads the answer to the turn."""
         thinking, tools, shown = self.thinking(turn), turn.tools, dict[int, bytes]()
+        before = (begun(turn.after) or {}).get("content", "")
         if thinking is not None:
             shown |= self._prompts.thinking_tokens
         if tools is not None:
             shown |= tools.marks
-        reader = None if thinking is None else ThinkingText(thinking[0], inside=thinking[1])
+        reader = None if thinking is None else ThinkingText(thinking[0], inside=thinking[1], begun=before)
         return AnswerParts(AnswerText(self._prompts.tokenizer, ends, shown), thinking=reader, tools=tools)
 
     def thinking(self, turn: Turn) -> tuple[ThinkingMarks, bool] | None:

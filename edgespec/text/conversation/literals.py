@@ -83,7 +83,10 @@ def as_call(form: str, name: str, arguments: Mapping[str, Any]) -> str:
 
 @cache
 def _token(syntax: Syntax) -> re.Pattern[str]:
-    """A text, a word with the sign behind it, or the bracket that closes a call. A text may lack its last quote."""
+    """A text, a word with the sign behind it, a comma that ends a list, or the bracket that closes a call.
+
+    A text may lack its last quote.
+    """
     texts = "|".join(
         rf"{quote}(?:[^{quote}\\]++|\\.|{quote}(?!{TEXT_ENDS.pattern}))*+(?:{quote}|\Z)"
         if syntax.escapes
@@ -92,7 +95,7 @@ def _token(syntax: Syntax) -> re.Pattern[str]:
     )
     others = re.escape(syntax.punctuation + "".join(quote[0] for quote in syntax.quotes))
     word = rf"(?P<word>[^\s{others}]++(?:\s++[^\s{others}]++)*+)\s*+(?P<sign>[(=:]?)\s*+"
-    return re.compile(rf"(?P<text>{texts})|{word}|\)", re.DOTALL)
+    return re.compile(rf"(?P<text>{texts})|{word}|,\s*+(?=[)\]}}])|\)", re.DOTALL)
 
 
 def _as_json(syntax: Syntax, found: re.Match[str]) -> str:
@@ -100,7 +103,7 @@ def _as_json(syntax: Syntax, found: re.Match[str]) -> str:
     if text is not None:
         return _text_as_json(text, syntax)
     if word is None:
-        return "}}"
+        return "}}" if found[0] == ")" else ""
     if found["sign"] == "(":
         return f'{{"name": {_quoted(word)}, "arguments": {{'
     return f"{_quoted(word)}: " if found["sign"] else _CONSTANTS.get(word, word)

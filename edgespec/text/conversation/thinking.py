@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from edgespec.text.conversation.call_formats import Mark
+from edgespec.text.conversation.call_formats import HARMONY, Mark
 from edgespec.text.conversation.literals import BLANKS
 
 # The template variable that turns thinking off, in Qwen3's templates and later ones.
@@ -25,7 +25,7 @@ class ThinkingMarks:
     around what it says to others, first the one that begins its next message. Thinking may come again after them.
     ``shown``: what its chat template has where the marks do not show whose they are. ``read``: ``answer`` and
     ``others`` as they are read, where models write them in more ways. ``around``: the marks that its answer has on
-    both sides behind thinking.
+    both sides behind thinking. ``calls``: those of calls, which may begin with other marks.
     """
 
     opening: str
@@ -35,6 +35,7 @@ class ThinkingMarks:
     shown: str = ""
     read: tuple[str, ...] = ()
     around: tuple[str, ...] = ()
+    calls: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -44,6 +45,12 @@ class ThinkingMarks:
     def outside(self) -> tuple[str, ...]:
         """The marks around what the model says to others."""
         return *self.answer, *self.others
+
+    @property
+    def left(self) -> ThinkingMarks:
+        """The marks in an answer's text behind which calls were read: those of calls that are none are marks too."""
+        every = (*(self.read or self.outside), *self.calls)
+        return replace(self, answer=every, others=(), read=every)
 
     @property
     def end(self) -> str:
@@ -88,6 +95,7 @@ _KNOWN = (
             "<|channel|>commentary\n<|constrain|>{word}<|message|>",
             "<|end|>",
         ),
+        calls=(*HARMONY.heads, *HARMONY.ends),
     ),
     # Solar Open.
     ThinkingMarks("<|think|>", "<|end|>", ("<|content|>",), ("<|begin|>assistant", "<|end|>")),
@@ -143,21 +151,28 @@ class ThinkingText:
     """Separates thinking from the answer in a text that arrives in chunks.
 
     Thinking comes first: unless answers have marks, an opening mark inside the answer is text. ``inside``: the prompt
-    has opened the thinking (``ThinkingMarks.open_in``); the model may open it again.
+    has opened the thinking (``ThinkingMarks.open_in``); the model may open it again. ``begun`` is what the answer
+    continues.
     """
 
-    def __init__(self, marks: ThinkingMarks, *, inside: bool = False) -> None:
-        self._marks = marks
+    def __init__(self, marks: ThinkingMarks, *, inside: bool = False, begun: str = "") -> None:
+        self.marks = marks
         self._opening, self._closing = Mark(marks.opening), Mark(marks.closing)
         self._begins = (self._opening, *map(Mark, marks.read or marks.outside))
         # What ends an answer: the head of a call may hold the other marks.
         self._ends = (self._opening, *map(Mark, (*marks.answer, *marks.others[:1], marks.closing)))
-        self._behind = [Mark(f"\n{mark}\n") for mark in marks.around[1:]]  # the answer, if the mark before it came
-        self._is_marked = False
+        self._around = [Mark(mark) for mark in (marks.around[0], f"\n{marks.around[1]}")] if marks.around else []
+        self._open = 0  # marks before the answer, or in it, whose other mark has not come
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
         self._held = ""
+        _, closing, answer = begun.partition(marks.closing)
+        if closing and marks.around:
+            answer = answer.strip(BLANKS)
+            self._closed, self._next = True, Says.MARK if answer in ("", marks.around[0]) else Says.ANSWER
+            if answer.startswith(marks.around[0]):
+                self._open = max(0, answer.count(marks.around[0]) - answer.count(marks.around[1]))
 
     @property
     def inside(self) -> bool:
@@ -179,7 +194,7 @@ class ThinkingText:
         """The text held back, once all text has come."""
         held, self._held = self._held, ""
         kind = self._without_mark if self._next is Says.MARK and not self._closed else self._next
-        if kind is Says.ANSWER and self._is_marked and self._behind[0].match(held, 0, final=True):
+        if kind is Says.ANSWER and self._open and self._around[1].match(held, 0, final=True):
             kind = Says.MARK
         return [(held, kind)] if held else []
 
@@ -188,15 +203,14 @@ class ThinkingText:
         held = self._held
         if self._next is Says.MARK:
             return self._cut_mark()
-        if self._next is Says.ANSWER and self._is_marked:  # only at the end of all text is it the mark
-            cut = self._behind[0].begun_at(held)
-            return (cut, Says.ANSWER) if cut else None
+        if self._next is Says.ANSWER and self._open:
+            return self._cut_around()
         if self._next is Says.ANSWER:
-            return self._cut_before(self._ends if self._marks.answer else (), Says.ANSWER)
-        closing = self._marks.closing
+            return self._cut_before(self._ends if self.marks.answer else (), Says.ANSWER)
+        closing = self.marks.closing
         if not held.startswith(closing):
             return self._cut_before((self._closing,), Says.THOUGHT)
-        self._closed, self._next, self._without_mark = not self._marks.answer, Says.MARK, Says.ANSWER
+        self._closed, self._next, self._without_mark = not self.marks.answer, Says.MARK, Says.ANSWER
         return len(closing), Says.MARK
 
     def _cut_before(self, marks: Sequence[Mark], says: Says) -> tuple[int, Says] | None:
@@ -208,15 +222,36 @@ class ThinkingText:
             self._next = Says.MARK
         return (cut, says) if cut or self._next is Says.MARK else None
 
+    def _cut_around(self) -> tuple[int, Says] | None:
+        """Text of an answer with a mark on each side, or the mark behind it.
+
+        The answer may hold pairs of these marks. The mark behind it ends a line, or another mark follows it.
+        """
+        held = self._held
+        starts = (start for mark in self._around if (start := mark.find(held)) is not None)
+        if cut := min([*starts, *(mark.begun_at(held) for mark in self._around)]):
+            return cut, Says.ANSWER
+        before, behind = (mark.match(held, 0, final=False) for mark in self._around)
+        if before is not None:
+            self._open += 1
+            return before.end(), Says.ANSWER
+        if behind is None or not (rest := held[behind.end() :].lstrip(BLANKS)):
+            return None
+        ends_line = "\n" in held[behind.end() : len(held) - len(rest)] or rest.startswith("<")
+        if self._open > 1 or ends_line:
+            self._open -= 1
+        return behind.end(), Says.ANSWER if self._open else Says.MARK
+
     def _cut_mark(self) -> tuple[int, Says] | None:
         """The mark that comes next, with the blanks in front of it."""
         begun = self._held.lstrip(BLANKS)
         blanks = len(self._held) - len(begun)
-        if self._closed and begun and self._marks.around and not self._is_marked:
-            before = self._marks.around[0]
-            self._is_marked = begun.startswith(before)
-            if before.startswith(begun[: len(before)]):
-                return (blanks + len(before), Says.MARK) if self._is_marked else None
+        if self._closed and begun and self._around and not self._open:
+            if found := self._around[0].match(begun, 0, final=False):
+                self._open = 1
+                return blanks + found.end(), Says.MARK
+            if self._around[0].begins(begun, 0):
+                return None
         if self._closed:
             self._next = Says.ANSWER if begun else Says.MARK
             return blanks, Says.MARK

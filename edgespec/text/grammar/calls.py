@@ -217,8 +217,9 @@ class _Calls:
                 shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
                 whole = json.dumps({**shared, **own})
                 if _INSIDE in whole:  # references to other properties lead to copies of them
-                    copies = {**shared.get("$defs", {}), "properties": dict(parameters.properties)}
-                    whole = json.dumps({**shared, **own, "$defs": copies}).replace(_INSIDE, '"#/$defs/properties/')
+                    copies = {f"properties/{name}": each for name, each in parameters.properties.items()}
+                    whole = json.dumps({**shared, **own, "$defs": {**(shared.get("$defs") or {}), **copies}})
+                    whole = whole.replace(_INSIDE, '"#/$defs/properties~1')
                 yield f"{rule}: {before} {rule}_json {closing}"
                 yield f"{rule}_json: {_json(json.loads(whole), self.spacing, lenient=lenient)}"
             else:

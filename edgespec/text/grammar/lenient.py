@@ -15,7 +15,10 @@ from edgespec.text.grammar.form import Form
 from edgespec.text.grammar.literal_calls import ABOUT
 from edgespec.text.grammar.size import inner_schemas
 
-_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_NAMES = (
+    *("properties", "patternProperties", "$defs", "definitions"),
+    *("dependentSchemas", "dependentRequired", "dependencies"),
+)
 _OF_DATA = ("const", "default", "enum", "examples")
 _MAY_BE_NULL = ("const", "default")
 # Patterns and schemas of a form that are asked for alone; further ones are left out. A pattern takes 0.25 ms.
@@ -27,7 +30,10 @@ _OF_ANSWER = "other: %json "
 
 
 def binding(schema: Any) -> Any:
-    """The schema without the keywords ``ABOUT`` it: of a tool's, descriptions may be most."""
+    """The schema without the keywords ``ABOUT`` it: of a tool's, descriptions may be most.
+
+    An object under one of them stays: it may be a schema with that name, to which a reference leads.
+    """
     if isinstance(schema, list):
         return [binding(each) for each in schema]
     if not isinstance(schema, dict):
@@ -36,7 +42,7 @@ def binding(schema: Any) -> Any:
     for name, own in schema.items():
         if name in _OF_NAMES and isinstance(own, dict):
             found[name] = {each: binding(inner) for each, inner in own.items()}
-        elif name not in ABOUT:
+        elif name not in ABOUT or isinstance(own, dict):
             found[name] = own if name in _OF_DATA else binding(own)
     return found
 
