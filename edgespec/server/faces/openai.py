@@ -19,7 +19,7 @@ from edgespec.server.replies import as_json, event, timings
 from edgespec.server.schema import Request, request_of
 from edgespec.text.conversation.pieces import ToolCall
 
-_COMMAND = re.compile(r" \(`edgespec [^`]*`[^()]*\)")
+_COMMAND = re.compile(r" \([`]edgespec [^`]*`[^()]*\)")
 
 
 def read_chat(body: Mapping[str, Any]) -> Request:
