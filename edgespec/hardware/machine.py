@@ -223,7 +223,10 @@ def process_bytes() -> int:
     another session and works for itself.
     """
     held, process = 0, psutil.Process()
-    for each in (process, *process.children(recursive=True)):
+    children = list[psutil.Process]()
+    with contextlib.suppress(psutil.Error, OSError):  # a sandbox may refuse to list processes
+        children = process.children(recursive=True)
+    for each in (process, *children):
         with contextlib.suppress(psutil.Error, OSError):  # it has ended
             memory: Any = each.memory_info()
             if sys.platform == "win32" or os.getsid(each.pid) == os.getsid(0):

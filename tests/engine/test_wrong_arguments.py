@@ -60,6 +60,15 @@ def test_paths_and_the_numbers_of_numpy_are_taken_as_text_and_numbers_are(tiny: 
         assert type(limits.max_threads) is int
 
 
+def test_a_relative_path_is_never_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for missing in ("qwen2.5-coder-1.5b", "models/mine"):  # of the catalogue, and as on the hub
+        with pytest.raises(EdgespecError, match=r"no such file|does not exist|is not there"):
+            Engine.load(Path(missing), store_home=tmp_path / "home")
+    with pytest.raises(EdgespecError, match=r"fast"):
+        Engine.load(profile=Path("fast"), store_home=tmp_path / "home")
+
+
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_home_may_be_a_folder(tiny: TinyModels, tmp_path: Path, kind: type) -> None:
     with Engine.load(str(tiny.target), draft="none", threads=1, store_home=kind(tmp_path)) as engine:

@@ -115,6 +115,14 @@ def test_memory_of_a_process_that_works_for_this_one_is_held_and_that_of_a_brows
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot pin a process to cores")
+def test_a_sandbox_that_hides_processes_leaves_this_one_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_process: psutil.Process, **_: bool) -> list[psutil.Process]:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr(psutil.Process, "children", refused)
+    assert process_bytes() > 0
+
+
 def test_only_cores_this_process_may_use_are_counted() -> None:
     before = os.sched_getaffinity(0)
     try:

@@ -138,11 +138,15 @@ FENCED = "```\n<response>\nYes\n</response>\n```"
         ("<think>so</think><respond>", "<respond>"),
         ("<think>so</think>" + " " * 90 + "<response>a" + " " * 90 + "</response>", "a" + " " * 26),
         ("<response>Yes</response>", "<response>Yes</response>"),
-        ("<think>so</think><response>Yes</response>\n\nMore", "Yes\n\nMore"),
+        ("<think>so</think><response>Yes</response>\n\nMore", "Yes</response>\n\nMore"),
+        (
+            "<think>so</think><response>```\n<response a='b'>\n</response>\n```\n</response>",
+            "```\n<response a='b'>\n</response>\n```",
+        ),
         ("<think>so</think><response>Yes</response> ", "Yes"),
         ("<think>so</think><response>Yes</response><|end_of_cite|>No", "Yes<|end_of_cite|>No"),
         ("<think>so</think><response>```\n<response>\nYes\n</response>\n```\n</response>\n", FENCED),
-        ("<think>so</think><response>Yes</response>\n<response>no</response>", "Yes\n<response>no</response>"),
+        ("<think>so</think><response>Yes</response>\n<response>no</response>", "Yes</response>\n<response>no"),
     ],
 )
 def test_an_answer_behind_thinking_is_shown_without_the_marks_around_it(text: str, content: str) -> None:

@@ -323,7 +323,9 @@ def resolve_profile(
 def _as_in_a_file(value: object) -> object:
     """A path as text, and numbers of other packages, such as numpy, as Python's own."""
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        path = Path(os.fsdecode(value))
+        # A Path has no "./", without which a name is one of the catalogue's, the hub's or a profile's.
+        return str(path) if path.is_absolute() or path.parts[:1] == ("~",) else f".{os.sep}{path}"
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)

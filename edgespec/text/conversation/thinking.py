@@ -74,10 +74,11 @@ class ThinkingMarks:
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)
-        answer = (after if closing else before).lstrip(BLANKS)
-        if not (closing and self.around and answer.startswith(self.around[0])):
-            return answer
-        return answer.removeprefix(self.around[0]).rstrip(BLANKS).removesuffix(self.around[1]).strip(BLANKS)
+        if not (closing and self.around):
+            return (after if closing else before).lstrip(BLANKS)
+        reader = ThinkingText(self, inside=True)
+        read = (*reader.feed(text), *reader.flush())
+        return "".join(said for said, says in read if says is Says.ANSWER).strip(BLANKS)
 
 
 _KNOWN = (
@@ -162,7 +163,7 @@ class ThinkingText:
         # What ends an answer: the head of a call may hold the other marks.
         self._ends = (self._opening, *map(Mark, (*marks.answer, *marks.others[:1], marks.closing)))
         self._around = [Mark(mark) for mark in (marks.around[0], f"\n{marks.around[1]}")] if marks.around else []
-        self._open = 0  # marks before the answer, or in it, whose other mark has not come
+        self._is_marked = False  # the mark before the answer came, and the one behind it has not
         self._without_mark = Says.THOUGHT if inside else Says.ANSWER
         self._next = Says.MARK  # what comes next: a mark that begins something, thinking, or the answer
         self._closed = False
@@ -171,8 +172,7 @@ class ThinkingText:
         if closing and marks.around:
             answer = answer.strip(BLANKS)
             self._closed, self._next = True, Says.MARK if answer in ("", marks.around[0]) else Says.ANSWER
-            if answer.startswith(marks.around[0]):
-                self._open = max(0, answer.count(marks.around[0]) - answer.count(marks.around[1]))
+            self._is_marked = answer.startswith(marks.around[0]) and not answer.endswith(marks.around[1])
 
     @property
     def inside(self) -> bool:
@@ -194,7 +194,7 @@ class ThinkingText:
         """The text held back, once all text has come."""
         held, self._held = self._held, ""
         kind = self._without_mark if self._next is Says.MARK and not self._closed else self._next
-        if kind is Says.ANSWER and self._open and self._around[1].match(held, 0, final=True):
+        if kind is Says.ANSWER and self._is_marked and self._around[1].match(held, 0, final=True):
             kind = Says.MARK
         return [(held, kind)] if held else []
 
@@ -203,7 +203,7 @@ class ThinkingText:
         held = self._held
         if self._next is Says.MARK:
             return self._cut_mark()
-        if self._next is Says.ANSWER and self._open:
+        if self._next is Says.ANSWER and self._is_marked:
             return self._cut_around()
         if self._next is Says.ANSWER:
             return self._cut_before(self._ends if self.marks.answer else (), Says.ANSWER)
@@ -223,32 +223,24 @@ class ThinkingText:
         return (cut, says) if cut or self._next is Says.MARK else None
 
     def _cut_around(self) -> tuple[int, Says] | None:
-        """Text of an answer with a mark on each side, or the mark behind it.
-
-        The answer may hold pairs of these marks. The mark behind it ends a line, or another mark follows it.
-        """
-        held = self._held
-        starts = (start for mark in self._around if (start := mark.find(held)) is not None)
-        if cut := min([*starts, *(mark.begun_at(held) for mark in self._around)]):
+        """Text of an answer with a mark on each side, or the mark behind it: the last text, or in front of a call."""
+        held, mark = self._held, self._around[1]
+        start = mark.find(held)
+        if cut := mark.begun_at(held) if start is None else start:
             return cut, Says.ANSWER
-        before, behind = (mark.match(held, 0, final=False) for mark in self._around)
-        if before is not None:
-            self._open += 1
-            return before.end(), Says.ANSWER
-        if behind is None or not (rest := held[behind.end() :].lstrip(BLANKS)):
+        found = mark.match(held, 0, final=False)
+        if found is None or not (rest := held[found.end() :].lstrip(BLANKS)) or "<|".startswith(rest):
             return None
-        ends_line = "\n" in held[behind.end() : len(held) - len(rest)] or rest.startswith("<")
-        if self._open > 1 or ends_line:
-            self._open -= 1
-        return behind.end(), Says.ANSWER if self._open else Says.MARK
+        self._is_marked = not rest.startswith("<|")
+        return found.end(), Says.ANSWER if self._is_marked else Says.MARK
 
     def _cut_mark(self) -> tuple[int, Says] | None:
         """The mark that comes next, with the blanks in front of it."""
         begun = self._held.lstrip(BLANKS)
         blanks = len(self._held) - len(begun)
-        if self._closed and begun and self._around and not self._open:
+        if self._closed and begun and self._around and not self._is_marked:
             if found := self._around[0].match(begun, 0, final=False):
-                self._open = 1
+                self._is_marked = True
                 return blanks + found.end(), Says.MARK
             if self._around[0].begins(begun, 0):
                 return None
