@@ -224,17 +224,23 @@ def test_a_placement_without_measurements_is_rejected_as_not_measured(
     cards(gpu("Vulkan0", free=needed(target, 2)), gpu("CUDA1", free=None))
     found = places(target, drafter)
     whole, some, unknown = found.targets[1:]
-    assert some.not_measured().sentence.startswith("target, 2 of 3 layers on Vulkan0: not measured")
-    assert found.drafters[0].not_measured(drafting=True).what == "drafter on cpu (llama), drafting"
+    refusal = some.not_measured("edgespec calibrate m.gguf")
+    assert (
+        refusal.sentence
+        == "target, 2 of 3 layers on Vulkan0: not measured yet; `edgespec calibrate m.gguf` does that"
+    )
+    assert (
+        found.drafters[0].not_measured("edgespec calibrate", drafting=True).what == "drafter on cpu (llama), drafting"
+    )
     assert found.too_small(some) is None
-    refusal = found.too_small(whole)
-    assert refusal is not None
-    assert (refusal.needed_bytes, refusal.available_bytes) == (needed(target, None), needed(target, 2))
-    assert refusal.sentence.startswith("target on Vulkan0: needs ")
-    refusal = found.too_small(unknown, drafting=True)
-    assert refusal is not None
-    assert refusal.sentence == "target on CUDA1, drafting: how much memory CUDA1 has is not known"
-    assert refusal.needed_bytes is None
+    too_small = found.too_small(whole)
+    assert too_small is not None
+    assert (too_small.needed_bytes, too_small.available_bytes) == (needed(target, None), needed(target, 2))
+    assert too_small.sentence.startswith("target on Vulkan0: needs ")
+    too_small = found.too_small(unknown, drafting=True)
+    assert too_small is not None
+    assert too_small.sentence == "target on CUDA1, drafting: how much memory CUDA1 has is not known"
+    assert too_small.needed_bytes is None
 
 
 # -------------------------------------------------------------------------------------- before measurement
