@@ -420,8 +420,7 @@ def test_anything_but_a_saved_session_is_refused(engine: Engine, tmp_path: Path,
 def test_a_session_of_another_model_is_refused(engine: Engine, tiny: TinyModels, saved: bytes, put: Put) -> None:
     with tiny.load(tiny.stranger, runtime="native", draft="none") as stranger:
         error = refused(stranger, put(saved), put)
-    assert error.reason == "it is a session of target, and stranger is loaded"
-    assert error.hint == "load target"
+    assert (error.reason, error.hint) == ("it is a session of target, and stranger is loaded", "load target")
     parts = Parts.of(saved)
     parts.header["model"].update(name="山田\u3000👩\u200d💻", architecture="other")
     assert refused(engine, put(parts.written()), put).hint == "load 山田\u3000👩\u200d💻"

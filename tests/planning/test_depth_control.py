@@ -29,7 +29,6 @@ from edgespec.planning.depth.price import (
     USUAL_GAIN,
     Ledger,
     PricedGate,
-    Trust,
     worth_buying,
 )
 from tests.support.drawn_requests import (
@@ -372,23 +371,6 @@ def test_a_drafter_that_does_not_pay_pauses_for_a_while() -> None:
     for _ in range(FIRST_REST - 1):
         assert answer.allow("model", 1).depth == 0
         answer.record(round_of())
-
-
-def test_a_trial_that_earned_full_trust_has_not_failed() -> None:
-    trust = Trust()
-    for changes in range(5):
-        trust.begin()
-        for _ in range(20):
-            trust.add(1.0)
-        while trust.add(-0.7):
-            pass
-        assert (trust.end(100 * changes), trust.failed) == (100 * changes + FIRST_REST, 1)
-    trust.begin()
-    trust.add(-3.0)
-    assert (trust.end(1000), trust.failed) == (1000 + 2 * FIRST_REST, 2)
-    for _ in range(20):
-        trust.add(1.0)  # looks while nothing is drafted
-    assert trust.failed == 2
 
 
 def test_an_answer_that_was_long_enough_is_not_called_too_short() -> None:

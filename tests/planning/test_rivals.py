@@ -1,4 +1,4 @@
-"""The drafting model is judged by what it adds to free guesses: rules, and answers on a simulated clock."""
+"""Trust in the drafting model, and what it adds to free guesses: rules, and answers on a simulated clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,28 @@ from edgespec.planning.cost.costs import Costs
 from edgespec.planning.cost.curve import FREE, ContextCurves, DraftCost
 from edgespec.planning.depth.base import FixedDepth
 from edgespec.planning.depth.control import DepthControl
-from edgespec.planning.depth.price import USUAL_GAIN, Rivals
+from edgespec.planning.depth.price import FIRST_REST, USUAL_GAIN, Rivals, Trust
 from tests.support.simulated_decoding import NATIVE, READING, Machine, always
 from tests.support.simulated_trees import Copying, decode_trees
 
 CHEAP = DraftCost(token_s=0.0084, lag_token_s=0.0006)
+
+
+def test_a_trial_that_earned_full_trust_has_not_failed() -> None:
+    trust = Trust()
+    for changes in range(5):
+        trust.begin()
+        for _ in range(20):
+            trust.add(1.0)
+        while trust.add(-0.7):
+            pass
+        assert (trust.end(100 * changes), trust.failed) == (100 * changes + FIRST_REST, 1)
+    trust.begin()
+    trust.add(-3.0)
+    assert (trust.end(1000), trust.failed) == (1000 + 2 * FIRST_REST, 2)
+    for _ in range(20):
+        trust.add(1.0)  # looks while nothing is drafted
+    assert trust.failed == 2
 
 
 def test_a_round_without_free_guesses_always_prefers_the_model() -> None:
