@@ -73,4 +73,5 @@ REPLIES = {
 KEYS = {
     "key": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "azure": {"type": "apiKey", "in": "header", "name": "api-key"},
 }
