@@ -23,8 +23,9 @@ from edgespec.server import counting, tokens
 from edgespec.server.answering import Answering, as_api_error, without_answer
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
+from edgespec.server.faces.messages import MESSAGES
 from edgespec.server.faces.table import FACES, error_shape
-from edgespec.server.ollama_routes import ollama_routes
+from edgespec.server.ollama_routes import NOT_SERVED, ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
 from edgespec.server.schema import Request
@@ -37,8 +38,15 @@ LONGEST_WRITE_S = 60.0
 
 def _not_found(path: str, paths: Collection[str]) -> ApiError:
     plain = "/" + "/".join(filter(None, path.split("/")))
-    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), None)
-    advice = "see /openapi.json" if near is None else f"use {near}"
+    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), "")
+    advice = f"use {near}" if near else "see /openapi.json"
+    if not near:  # a client was given more than its base address, behind which it puts its own path
+        whole = (each for each in paths if each != "/" and "{" not in each)
+        near = max((each for each in whole if plain.endswith(each.removeprefix("/v1"))), key=len, default="")
+        base = "/v1" if near.startswith("/v1/") and not near.startswith(MESSAGES.path) else ""
+        advice = f"use {near} (the base address of clients is http://HOST:PORT{base})" if near else advice
+    if near in NOT_SERVED:
+        advice = NOT_SERVED[near][1]
     if plain == "/v1":  # the address that clients are given
         advice = "the models are at /v1/models, the page for browsers at /"
     return ApiError(f"{path[:64]!r} is not served here: {advice}", status=404, code="not_found")
