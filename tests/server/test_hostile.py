@@ -249,6 +249,27 @@ def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:
     assert response.rfind(b'"object":"list"') > response.rfind(b'"status":"ok"')
 
 
+EMPTY_LINES = (b"\r\n", b"\n", b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("lines", EMPTY_LINES)
+@pytest.mark.parametrize("apart", [False, True])
+def test_empty_lines_behind_a_body_get_no_response(server: Running, lines: bytes, apart: bool) -> None:
+    content = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+    first = POST + b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+    with server.connect() as own:
+        for sent in (first, lines) if apart else (first + lines,):
+            own.sendall(sent)
+        first_response = HTTPResponse(own)
+        first_response.begin()
+        first_response.read()
+        assert first_response.status == 200
+        own.sendall(lines + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        response = read_all(own)  # an error for the lines would be in front
+    assert response.startswith(b"HTTP/1.1 200")
+    assert response.count(b"HTTP/1.1") == 1
+
+
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda own: st.lists(own, max_size=3) | st.dictionaries(st.text(max_size=5), own, max_size=3),
