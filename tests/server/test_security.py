@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError
+from edgespec.server.run import open_sockets
 from edgespec.server.security import Access, is_loopback
+from edgespec.server.service import client_address
+from tests.support.http_server import WAIT_S
 
 KEY, OTHER = "a-long-key", "another-key"
 LOCAL = "127.0.0.1:8471"
@@ -49,6 +54,25 @@ def test_an_address_with_a_port_or_a_scheme_is_refused_with_the_option_for_the_p
     with pytest.raises(InvalidRequestError, match="not a host alone") as found:
         Access(keys=keys).check_host(host)
     assert "--host 127.0.0.1 --port 8080" in str(found.value.hint)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_the_address_of_all_families_is_reached_over_both() -> None:
+    (own,) = open_sockets("[::]", 0)
+    with own:
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, own.getsockname()[1]), WAIT_S):
+                client = own.accept()[1]
+            assert client_address({"client": client}) == address
+    assert client_address({"client": None}) == "?"
 
 
 @pytest.mark.parametrize("key", ["", "short", "has a space in it", "with\nnewline", "schlüssel-lang"])
