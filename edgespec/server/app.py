@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -99,10 +100,11 @@ class Guard:
             except TimeoutError:
                 raise GoneError from None
 
+        hosts = _hosts(scope)
         try:
             # Links of other sites may lead to the page, which loads nothing.
             other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
-            hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+            origins = _values(scope, b"origin")
             browser = any(agent.startswith("Mozilla/") for agent in _values(scope, b"user-agent"))
             needs_host = scope["http_version"] != "1.0"
             self._service.access.check_browser(
@@ -141,6 +143,16 @@ class Guard:
                 begun=begun,
             )
         )
+
+
+def _hosts(scope: Scope) -> list[str]:
+    """What the request has as its host: that of a whole address counts, of which the scope keeps the path alone."""
+    raw: bytes = scope["raw_path"]
+    if not raw.startswith(b"http://"):
+        return _values(scope, b"host")
+    host, _, path = raw.removeprefix(b"http://").decode("latin-1").partition("/")
+    scope["path"], scope["raw_path"] = unquote(f"/{path}"), f"/{path}".encode("latin-1")
+    return [host]
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

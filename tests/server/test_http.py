@@ -352,6 +352,25 @@ def test_a_health_check_in_http_1_0_needs_no_host(server: Running, version: byte
         assert own.makefile("rb").readline().split()[1] == status
 
 
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://127.0.0.1/v1/models/ti%6Ey?x=1", 200),
+        (b"http://127.0.0.1:8471/health", 200),
+        (b"http://localhost", 200),
+        (b"http://evil.example/v1/models", 403),
+        (b"http://127.0.0.1@evil.example/v1/models", 403),
+        (b"http://127.0.0.1%2f.evil.example/v1/models", 403),
+        (b"http:///v1/models", 403),
+    ],
+)
+def test_a_whole_address_in_a_request_is_its_host_and_its_path(server: Running, target: bytes, status: int) -> None:
+    server.wait_until(lambda: server.service.keeper.state == "ready")
+    with server.connect() as own:
+        own.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target)
+        assert int(own.makefile("rb").readline().split()[1]) == status
+
+
 @pytest.mark.parametrize("name", ["tiny", "TINY", "Tiny:latest", "default", ""])
 def test_the_model_has_its_name_in_any_case_and_with_ollamas_tag(server: Running, name: str) -> None:
     assert server.chat("hello", max_tokens=1, model=name).status_code == 200
