@@ -1,7 +1,7 @@
 """Anthropic's messages as the conversation that a session reads: text, thinking, calls and results as blocks.
 
 An assistant's blocks keep their order: what it says after its calls is a message behind them. Results that a user's
-message holds become separate messages. Thinking that only another server can read is left out.
+message holds become separate messages. What another server ran or encrypted is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, listed
+from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, left_out, listed
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
@@ -20,8 +20,22 @@ _BETWEEN = "\n\n"
 _IS_ERROR = "Error: "
 # Claude Code's first line of a system text. Its last part is new in every request, so no cache would fit.
 _HEADER = "x-anthropic-billing-header:"
-# Encrypted by the server that wrote it.
-_UNREADABLE = ("redacted_thinking",)
+# What the server that wrote it encrypted, or ran.
+_ELSEWHERE = (
+    "redacted_thinking",
+    "server_tool_use",
+    "advisor_tool_result",
+    "bash_code_execution_tool_result",
+    "code_execution_tool_result",
+    "container_upload",
+    "mcp_tool_listing",
+    "mcp_tool_result",
+    "mcp_tool_use",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "web_fetch_tool_result",
+    "web_search_tool_result",
+)
 
 _TEXT = {"type": "string"}
 _BLOCKS = {"oneOf": [_TEXT, {"type": "array", "items": {"type": "object", "required": ["type"]}}]}
@@ -38,6 +52,13 @@ MESSAGES = {
 def read_blocks(given: object) -> list[Message]:
     """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
     return [own for number, each in enumerate(listed(given)) for own in _messages(each, f"messages[{number}]")]
+
+
+def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
+    """The warning about blocks of messages that ``read_blocks`` leaves out."""
+    contents = (each["content"] for each in given if isinstance(each["content"], list))
+    kinds = (block["type"] for content in contents for block in content)
+    return left_out("blocks", (kind for kind in kinds if kind in _ELSEWHERE), "this model cannot read or repeat them")
 
 
 def read_system(given: Any) -> str | None:
@@ -97,14 +118,14 @@ def _block(given: object, param: str) -> tuple[str, Mapping[str, Any]]:
 def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
     own = [_Said()]
     for kind, block in blocks:
-        if kind not in ("text", "thinking", "tool_use", *_UNREADABLE):
+        if kind not in ("text", "thinking", "tool_use", *_ELSEWHERE):
             raise _unknown(kind, param)
         last = own[-1]
         if (last.calls and kind != "tool_use") or (last.texts and kind == "thinking"):
             own.append(last := _Said())
         if kind == "tool_use":
             last.calls.append(_call(block, param))
-        elif kind not in _UNREADABLE:
+        elif kind not in _ELSEWHERE:
             (last.texts if kind == "text" else last.thoughts).append(_member(block, kind, param))
     return [each.message() for each in own]
 

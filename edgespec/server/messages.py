@@ -7,7 +7,7 @@ is read where all conversations are (``text/conversation/messages.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -49,6 +49,12 @@ _MESSAGE = {"type": "object", "required": ["role"], "properties": _MEMBERS}
 MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
 # Of Ollama's: without messages the model is only loaded.
 OLLAMA_MESSAGES = {"oneOf": [{"type": "null"}, {"type": "array", "items": _MESSAGE, "maxItems": MOST_MESSAGES}]}
+
+
+def left_out(what: str, kinds: Iterable[str], why: str) -> tuple[str, ...]:
+    """The warning about parts of a request that are left out, by their types; none without one."""
+    named = ", ".join(dict.fromkeys(kinds))
+    return (f"{what} of the type {named} are left out: {why}",) if named else ()
 
 
 def read_messages(given: object) -> tuple[Message, ...]:

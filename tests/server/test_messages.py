@@ -152,6 +152,15 @@ def test_the_order_of_an_assistants_blocks_is_kept() -> None:
     assert second == assistant("c")
 
 
+def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
+    kinds = ("server_tool_use", "web_search_tool_result")
+    elsewhere = [{"type": kind, "id": "s", "tool_use_id": "s", "content": []} for kind in kinds]
+    found = read(user("x"), assistant([*elsewhere, text("ok"), elsewhere[0]]), user("y"))
+    assert found.messages == read(user("x"), assistant([text("ok")]), user("y")).messages
+    (warning,) = found.warnings
+    assert warning.startswith("blocks of the type server_tool_use, web_search_tool_result are left out: ")
+
+
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "custom", "name": "Read"}]
     found = read(user("hi"), tools=tools)
@@ -189,7 +198,8 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         (user([{"type": "document", "source": {"type": "text", "data": "x"}}]), "'document'"),
         (user([result([{"type": "search_result", "title": "T", "source": "S", "content": [IMAGE]}])]), "'image'"),
         (user([{"type": "novelty"}]), "'novelty'"),
-        (assistant([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
+        (user([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
+        (assistant([{"type": "novelty"}]), "'novelty'"),
         (user([{"type": "text"}]), "no text"),
         (user(["x"]), "an object with a type"),
         (user([{"type": 3}]), "an object with a type"),
