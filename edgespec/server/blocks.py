@@ -174,19 +174,22 @@ def _result(block: Mapping[str, Any], param: str) -> Message:
     return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
 
 
-def _texts(given: object, param: str, instead: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _texts(given: object, param: str, instead: Mapping[str, str] = _NOTHING) -> list[str]:
     """The texts of a content of texts alone. ``instead``: those of other blocks, by their type."""
     if isinstance(given, str):
         return [given]
-    blocks = [_block(each, param) for each in _listed(given, param)]
-    return [instead.get(kind) or _text(kind, block, param) for kind, block in blocks]
+    return [_text(*_block(each, param), param, instead) for each in _listed(given, param)]
 
 
-def _text(kind: str, block: Mapping[str, Any], param: str) -> str:
+def _text(kind: str, block: Mapping[str, Any], param: str, instead: Mapping[str, str] = _NOTHING) -> str:
     reads = _READABLE.get(kind)
-    if reads is None:
+    text = instead.get(kind) if reads is None else reads(block, param, instead)
+    if text is None:
         raise _unknown(kind, param)
-    return reads(block, param)
+    return text
 
 
 def _member(block: Mapping[str, Any], name: str, param: str) -> str:
@@ -196,16 +199,31 @@ def _member(block: Mapping[str, Any], name: str, param: str) -> str:
     return text
 
 
-def _search_result(block: Mapping[str, Any], param: str) -> str:
-    return "\n".join(
-        [_member(block, "title", param), _member(block, "source", param), *_texts(block.get("content"), param)]
-    )
+def _search_result(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str:
+    own = [_member(block, name, param) for name in ("title", "source")]
+    return "\n".join([*own, *_texts(block.get("content"), param, instead)])
 
 
-_READABLE: Mapping[str, Callable[[Mapping[str, Any], str], str]] = {
-    "text": lambda block, param: _member(block, "text", param),
+def _document(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str | None:
+    """The text of a document, behind its title and context. None or ``instead`` for a file."""
+    source = block.get("source")
+    if not isinstance(source, Mapping):
+        return instead.get("document")
+    if source.get("type") == "text":
+        texts = [_member(source, "data", param)]
+    elif source.get("type") == "content":
+        texts = _texts(source.get("content"), param, instead)
+    else:
+        return instead.get("document")
+    own = [_member(block, name, param) for name in ("title", "context") if block.get(name)]
+    return "\n".join([*own, *texts])
+
+
+_READABLE: Mapping[str, Callable[[Mapping[str, Any], str, Mapping[str, str]], str | None]] = {
+    "text": lambda block, param, instead: _member(block, "text", param),
+    "document": _document,
     "search_result": _search_result,
-    "tool_reference": lambda block, param: _member(block, "tool_name", param),
+    "tool_reference": lambda block, param, instead: _member(block, "tool_name", param),
 }
 
 
