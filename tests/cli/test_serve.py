@@ -392,6 +392,7 @@ def test_a_port_that_is_refused_is_reported_with_what_to_choose(
     [
         (("--host", "0.0.0.0"), ("a key is needed", "EDGESPEC_API_KEY")),
         (("--host", "no such host"), ("a key is needed",)),
+        (("--host", "127.0.0.1:8080"), ("not a host alone", "--host 127.0.0.1 --port 8080")),
         (("--api-key", "x"), ("too short: it has 1 character",)),
         (("--api-key", "a key with spaces"), ("characters that a header cannot hold",)),
         (("--allow-origin", "*"), ("not an origin",)),
