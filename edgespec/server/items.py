@@ -164,6 +164,8 @@ class _Tool:
 
 
 _MEMBERS = ("name", "description", "parameters", "strict")
+# The words of a choice, and what a chat says for them. ``any`` is Mistral's.
+_WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 
 
 def _flat(tool: Mapping[str, Any]) -> list[_Tool]:
@@ -183,11 +185,10 @@ def _flat(tool: Mapping[str, Any]) -> list[_Tool]:
 
 def choose_offered(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any], ...], Any]:
     """The functions that an answer may call, and the choice among them in a chat's form. Raises ApiError."""
-    if not isinstance(choice, Mapping):
-        return offered.functions, choice
-    kind = choice.get("type")
+    choice = _usual(choice)
+    kind = choice.get("type") if isinstance(choice, Mapping) else _FUNCTION
     if kind == _FUNCTION:
-        return offered.functions, {"type": "function", "function": {"name": _chosen(choice)}}
+        return offered.functions, choice
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
         return _among(offered, map(_chosen, choice["tools"])), choice.get("mode", "auto")
     raise ApiError(
@@ -201,9 +202,18 @@ def choose_in_chat(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any],
     named = isinstance(choice, Mapping) and choice.get("type") == "allowed_tools"
     own = choice.get("allowed_tools") if named else None
     if not isinstance(own, Mapping) or not isinstance(tools := own.get("tools"), list):
-        return offered.functions, choice
+        return offered.functions, _usual(choice)
     names = (_chosen(each.get("function")) for each in tools if isinstance(each, Mapping))
     return _among(offered, names), own.get("mode", "auto")
+
+
+def _usual(choice: Any) -> Any:
+    """A choice in a chat's form: a word, which clients also write as the type of an object, or a function."""
+    word = choice.get("type") if isinstance(choice, Mapping) else choice
+    if isinstance(word, str) and word in _WORDS:
+        return _WORDS[word]
+    named = word == _FUNCTION and isinstance(choice, Mapping) and "name" in choice
+    return {"type": _FUNCTION, "function": {"name": _chosen(choice)}} if named else choice
 
 
 def _among(offered: Offered, names: Iterable[str | None]) -> tuple[dict[str, Any], ...]:

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.openai import read_chat, read_completion
+from edgespec.server.faces.responses import read_responses
 from edgespec.server.fields.field import MOST_STOPS
 from edgespec.server.fields.openai import MOST_ANSWERS, MOST_CHOICES, MOST_DOCUMENTS
 from edgespec.server.fields.table import FIELDS
@@ -501,6 +502,23 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
     for wrong in ("x", {"a": 1}, [{"a": "\0"}], [["a", "\0"]]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        *((word, word) for word in ("auto", "none", "required")),
+        ("any", "required"),
+        *(({"type": word}, word) for word in ("auto", "none", "required")),
+        ({"type": "any"}, "required"),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        ({"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_a_choice_of_tools_is_read_in_each_form_that_clients_write(given: Any, read: Any) -> None:
+    tool = {"type": "function", "name": "f", "function": {"name": "f"}}
+    assert read_chat({"messages": HI, "tools": [tool], "tool_choice": given}).tool_choice == read
+    assert read_responses({"input": "hi", "tools": [tool], "tool_choice": given}).tool_choice == read
 
 
 def test_a_custom_tools_call_is_one_with_an_argument() -> None:
