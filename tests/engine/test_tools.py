@@ -342,7 +342,7 @@ def test_wrong_calls_and_results_are_refused(session: Session, messages: Any, sa
 
 @pytest.mark.parametrize(
     "arguments",
-    ["{", "[" * 99999, [1], '{"a": NaN}', json.dumps(nested(60)), '{"city": "x'],
+    ["{", "[" * 99999, [1], json.dumps(nested(60)), '{"city": "x'],
 )
 def test_other_arguments_than_a_json_object_become_an_empty_one(session: Session, arguments: Any) -> None:
     messages = [user(), call(arguments=arguments), result()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -111,6 +112,22 @@ def test_half_of_a_character_is_read_as_the_replacement_character() -> None:
     assert {asked["content"], called["content"], called["reasoning_content"], found["content"]} == {whole}
     assert {called["tool_calls"][0]["id"], found["tool_call_id"], found["name"], function["name"]} == {whole}
     assert function["arguments"] == '{"a": "log \ufffd", "b": "log \ufffd"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ('{"a": "x\ny\t\0", "b": 1}', {"a": "x\ny\t\0", "b": 1}),
+        ('{"a": [NaN, -Infinity, 1e999, 1.5], "b": 1}', {"a": [None, None, None, 1.5], "b": 1}),
+        ('{"a": "x', {}),
+    ],
+)
+def test_arguments_of_earlier_calls_are_kept_as_far_as_they_can_be_read(given: Any, read: Any) -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": given}}
+    *_, called = read_conversation([user(), said("", tool_calls=[call])])
+    arguments = called["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == read
+    assert read_conversation([user(), called]) == [user(), called]
 
 
 @pytest.mark.parametrize(

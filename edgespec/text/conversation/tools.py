@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+from edgespec.files.checked import finite, no_constant
 from edgespec.text.chat_template.budget import INTEGER_BITS
 from edgespec.text.conversation.call_formats import MOST_NAME
 from edgespec.text.plain import mended, plain
@@ -167,7 +168,7 @@ def _arguments(given: object) -> str:
     """
     text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
     try:
-        arguments = json.loads(text or "{}")
+        arguments, text = _json(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -179,7 +180,24 @@ def _arguments(given: object) -> str:
         copied(arguments, "an argument")
     except InvalidRequestError:
         return "{}"
-    return text or "{}"
+    return text
+
+
+def _json(text: str) -> tuple[Any, str]:
+    """The value of a text, and the text as JSON. Raises ValueError.
+
+    Models and clients also write control characters in texts as they are, and numbers that are not finite: null.
+    """
+    try:
+        return json.loads(text, parse_constant=no_constant, parse_float=finite), text
+    except ValueError:
+        value = json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite)
+        return value, json.dumps(value, ensure_ascii=False)
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def _check_keys(names: Mapping[str, Any], tool: str) -> None:
