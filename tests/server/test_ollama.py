@@ -323,9 +323,19 @@ def test_log_probabilities_come_with_the_text(done: Done) -> None:
     assert whole(CHAT, request, part, done)["logprobs"] == [expected]
 
 
-def test_a_stream_that_fails_ends_with_the_error_and_nothing_says_that_it_waits() -> None:
+@pytest.mark.parametrize("face", [CHAT, GENERATE])
+def test_a_line_without_text_says_that_an_answer_waits(face: Face, done: Done) -> None:
+    events, key = face.events(Request()), "message" if face is CHAT else "response"
+    assert events.waiting() == b"", "no answer has begun"
+    events.begin(0, HEAD, 20)
+    waiting = json.loads(events.waiting())
+    assert waiting == {"model": "tiny", "created_at": waiting["created_at"], key: _says(face, ""), "done": False}
+    assert json.loads(events.end(0, done))["done"]
+    assert events.waiting() == b"", "the last line has been sent"
+
+
+def test_a_stream_that_fails_ends_with_the_error() -> None:
     events = CHAT.events(Request())
-    assert events.waiting() == b""
     assert events.fail(ApiError("no memory")) == b'{"error": "no memory"}\n'
 
 
