@@ -52,12 +52,15 @@ def read_tools(given: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]
 
 
 def is_function(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") in (None, "custom")
+    return tool.get("type") in (None, "custom", "function")
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
-    return {own: tool[name] for own, name in named.items() if tool.get(name) is not None}
+    """The function of a tool, also of one in a chat's form."""
+    given = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+    named = {"parameters": given.get("input_schema", given.get("parameters"))}
+    named |= {name: given.get(name) for name in ("name", "description", "strict")}
+    return {name: each for name, each in named.items() if each is not None}
 
 
 def read_tool_choice(given: Mapping[str, Any]) -> Any:

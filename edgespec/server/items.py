@@ -218,7 +218,7 @@ def _usual(choice: Any) -> Any:
 
 def _among(offered: Offered, names: Iterable[str | None]) -> tuple[dict[str, Any], ...]:
     allowed = set(names)
-    return tuple(each for each in offered.functions if _chosen(each.get("function")) in allowed)
+    return tuple(each for each in offered.functions if _chosen(each.get("function", each)) in allowed)
 
 
 def _chosen(choice: object) -> str | None:

@@ -154,8 +154,10 @@ def test_the_order_of_an_assistants_blocks_is_kept() -> None:
 
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "custom", "name": "Read"}]
+    tools += [{"type": "function", "function": {"name": "Write", "parameters": {"type": "object"}}}]
     found = read(user("hi"), tools=tools)
-    assert [tool["function"]["name"] for tool in found.tools] == ["Read"]
+    assert [tool["function"]["name"] for tool in found.tools] == ["Read", "Write"]
+    assert found.tools[1]["function"]["parameters"] == {"type": "object"}
     assert found.warnings == ("the tool 'web_search_20250305' is not a function and was left out",)
 
 

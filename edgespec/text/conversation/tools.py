@@ -82,8 +82,10 @@ def _listed(tools: object) -> tuple[Message, ...]:
 
 
 def _tool(number: int, tool: Any) -> Message:
+    if isinstance(tool, dict) and "function" not in tool and "name" in tool:  # as in Responses
+        tool = {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}}
     function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or tool.get("type", "function") != "function":
+    if not isinstance(function, dict) or tool.get("type") not in (None, "function"):
         raise InvalidRequestError(
             f"tool {number} is not a function", hint='a tool is {"type": "function", "function": {"name": ...}}'
         )
@@ -98,8 +100,10 @@ def _tool(number: int, tool: Any) -> Message:
     if not isinstance(described.get("description", ""), str):
         raise InvalidRequestError(f"the description of the tool {name} is not text")
     parameters = described["parameters"]
+    parameters = {} if parameters == [] else parameters  # PHP's empty object
     if isinstance(parameters, dict):  # Go writes null for what is absent
         absent = [key for key in ("properties", "required") if key in parameters and parameters[key] is None]
+        absent += ["properties"] if parameters.get("properties") == [] else []
         parameters = described["parameters"] = {key: each for key, each in parameters.items() if key not in absent}
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
         raise InvalidRequestError(f"the parameters of the tool {name} are not a JSON schema of an object")
