@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMap
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,8 +24,9 @@ from edgespec.server import counting, tokens
 from edgespec.server.answering import Answering, as_api_error, without_answer
 from edgespec.server.errors import ApiError, GoneError
 from edgespec.server.faces.face import Face
+from edgespec.server.faces.messages import MESSAGES
 from edgespec.server.faces.table import FACES, error_shape
-from edgespec.server.ollama_routes import ollama_routes
+from edgespec.server.ollama_routes import NOT_SERVED, ollama_routes
 from edgespec.server.openapi import document
 from edgespec.server.page import root_route
 from edgespec.server.schema import Request
@@ -37,8 +39,15 @@ LONGEST_WRITE_S = 60.0
 
 def _not_found(path: str, paths: Collection[str]) -> ApiError:
     plain = "/" + "/".join(filter(None, path.split("/")))
-    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), None)
-    advice = "see /openapi.json" if near is None else f"use {near}"
+    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), "")
+    advice = f"use {near}" if near else "see /openapi.json"
+    if not near:  # a client was given more than its base address, behind which it puts its own path
+        whole = (each for each in paths if each != "/" and "{" not in each)
+        near = max((each for each in whole if plain.endswith(each.removeprefix("/v1"))), key=len, default="")
+        base = "/v1" if near.startswith("/v1/") and not near.startswith(MESSAGES.path) else ""
+        advice = f"use {near} (the base address of clients is http://HOST:PORT{base})" if near else advice
+    if near in NOT_SERVED:
+        advice = NOT_SERVED[near][1]
     if plain == "/v1":  # the address that clients are given
         advice = "the models are at /v1/models, the page for browsers at /"
     return ApiError(f"{path[:64]!r} is not served here: {advice}", status=404, code="not_found")
@@ -91,10 +100,11 @@ class Guard:
             except TimeoutError:
                 raise GoneError from None
 
+        hosts = _hosts(scope)
         try:
             # Links of other sites may lead to the page, which loads nothing.
             other_site = scope["path"] != "/" and "cross-site" in _values(scope, b"sec-fetch-site")
-            hosts, origins = _values(scope, b"host"), _values(scope, b"origin")
+            origins = _values(scope, b"origin")
             browser = any(agent.startswith("Mozilla/") for agent in _values(scope, b"user-agent"))
             needs_host = scope["http_version"] != "1.0"
             self._service.access.check_browser(
@@ -133,6 +143,16 @@ class Guard:
                 begun=begun,
             )
         )
+
+
+def _hosts(scope: Scope) -> list[str]:
+    """What the request has as its host: that of a whole address counts, of which the scope keeps the path alone."""
+    raw: bytes = scope["raw_path"]
+    if not raw.startswith(b"http://"):
+        return _values(scope, b"host")
+    host, _, path = raw.removeprefix(b"http://").decode("latin-1").partition("/")
+    scope["path"], scope["raw_path"] = unquote(f"/{path}"), f"/{path}".encode("latin-1")
+    return [host]
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:

@@ -1,7 +1,7 @@
 """Anthropic's messages as the conversation that a session reads: text, thinking, calls and results as blocks.
 
 An assistant's blocks keep their order: what it says after its calls is a message behind them. Results that a user's
-message holds become separate messages. Thinking that only another server can read is left out.
+message holds become separate messages. What another server ran or encrypted is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, listed
+from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, left_out, listed
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
@@ -20,8 +20,22 @@ _BETWEEN = "\n\n"
 _IS_ERROR = "Error: "
 # Claude Code's first line of a system text. Its last part is new in every request, so no cache would fit.
 _HEADER = "x-anthropic-billing-header:"
-# Encrypted by the server that wrote it.
-_UNREADABLE = ("redacted_thinking",)
+# What the server that wrote it encrypted, or ran.
+_ELSEWHERE = (
+    "redacted_thinking",
+    "server_tool_use",
+    "advisor_tool_result",
+    "bash_code_execution_tool_result",
+    "code_execution_tool_result",
+    "container_upload",
+    "mcp_tool_listing",
+    "mcp_tool_result",
+    "mcp_tool_use",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "web_fetch_tool_result",
+    "web_search_tool_result",
+)
 
 _TEXT = {"type": "string"}
 _BLOCKS = {"oneOf": [_TEXT, {"type": "array", "items": {"type": "object", "required": ["type"]}}]}
@@ -38,6 +52,13 @@ MESSAGES = {
 def read_blocks(given: object) -> list[Message]:
     """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
     return [own for number, each in enumerate(listed(given)) for own in _messages(each, f"messages[{number}]")]
+
+
+def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
+    """The warning about blocks of messages that ``read_blocks`` leaves out."""
+    contents = (each["content"] for each in given if isinstance(each["content"], list))
+    kinds = (block["type"] for content in contents for block in content)
+    return left_out("blocks", (kind for kind in kinds if kind in _ELSEWHERE), "this model cannot read or repeat them")
 
 
 def read_system(given: Any) -> str | None:
@@ -100,14 +121,14 @@ def _block(given: object, param: str) -> tuple[str, Mapping[str, Any]]:
 def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
     own = [_Said()]
     for kind, block in blocks:
-        if kind not in ("text", "thinking", "tool_use", *_UNREADABLE):
+        if kind not in ("text", "thinking", "tool_use", *_ELSEWHERE):
             raise _unknown(kind, param)
         last = own[-1]
         if (last.calls and kind != "tool_use") or (last.texts and kind == "thinking"):
             own.append(last := _Said())
         if kind == "tool_use":
             last.calls.append(_call(block, param))
-        elif kind not in _UNREADABLE:
+        elif kind not in _ELSEWHERE:
             (last.texts if kind == "text" else last.thoughts).append(_member(block, kind, param))
     return [each.message() for each in own]
 
@@ -156,19 +177,22 @@ def _result(block: Mapping[str, Any], param: str) -> Message:
     return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
 
 
-def _texts(given: object, param: str, instead: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+def _texts(given: object, param: str, instead: Mapping[str, str] = _NOTHING) -> list[str]:
     """The texts of a content of texts alone. ``instead``: those of other blocks, by their type."""
     if isinstance(given, str):
         return [given]
-    blocks = [_block(each, param) for each in _listed(given, param)]
-    return [instead.get(kind) or _text(kind, block, param) for kind, block in blocks]
+    return [_text(*_block(each, param), param, instead) for each in _listed(given, param)]
 
 
-def _text(kind: str, block: Mapping[str, Any], param: str) -> str:
+def _text(kind: str, block: Mapping[str, Any], param: str, instead: Mapping[str, str] = _NOTHING) -> str:
     reads = _READABLE.get(kind)
-    if reads is None:
+    text = instead.get(kind) if reads is None else reads(block, param, instead)
+    if text is None:
         raise _unknown(kind, param)
-    return reads(block, param)
+    return text
 
 
 def _member(block: Mapping[str, Any], name: str, param: str) -> str:
@@ -178,16 +202,31 @@ def _member(block: Mapping[str, Any], name: str, param: str) -> str:
     return text
 
 
-def _search_result(block: Mapping[str, Any], param: str) -> str:
-    return "\n".join(
-        [_member(block, "title", param), _member(block, "source", param), *_texts(block.get("content"), param)]
-    )
+def _search_result(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str:
+    own = [_member(block, name, param) for name in ("title", "source")]
+    return "\n".join([*own, *_texts(block.get("content"), param, instead)])
 
 
-_READABLE: Mapping[str, Callable[[Mapping[str, Any], str], str]] = {
-    "text": lambda block, param: _member(block, "text", param),
+def _document(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str | None:
+    """The text of a document, behind its title and context. None or ``instead`` for a file."""
+    source = block.get("source")
+    if not isinstance(source, Mapping):
+        return instead.get("document")
+    if source.get("type") == "text":
+        texts = [_member(source, "data", param)]
+    elif source.get("type") == "content":
+        texts = _texts(source.get("content"), param, instead)
+    else:
+        return instead.get("document")
+    own = [_member(block, name, param) for name in ("title", "context") if block.get(name)]
+    return "\n".join([*own, *texts])
+
+
+_READABLE: Mapping[str, Callable[[Mapping[str, Any], str, Mapping[str, str]], str | None]] = {
+    "text": lambda block, param, instead: _member(block, "text", param),
+    "document": _document,
     "search_result": _search_result,
-    "tool_reference": lambda block, param: _member(block, "tool_name", param),
+    "tool_reference": lambda block, param, instead: _member(block, "tool_name", param),
 }
 
 

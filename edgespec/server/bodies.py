@@ -58,9 +58,13 @@ class BodyReader:
     ) -> tuple[T, int]:
         """What ``read`` makes of the object in the body, and the body's size, with those of ``items`` that it names.
 
-        ``owner``: whose it is, where several may ask. Raises ApiError with status 413 beyond the budget and 429
-        beyond the limits of the owner and of all, and GoneError.
+        ``owner``: whose it is, where several may ask. Raises ApiError with status 415 for a compressed body, 413
+        beyond the budget and 429 beyond the limits of the owner and of all, and GoneError.
         """
+        encoding = request.headers.get("content-encoding", "").strip()
+        if encoding.lower() not in ("", "identity"):
+            message = f"the body is compressed ({encoding[:32]}): send it as it is, without Content-Encoding"
+            raise ApiError(message, status=415, code="unsupported_encoding")
         body, large = bytearray(), _Large(owner)
 
         def parsed() -> tuple[Mapping[str, Any], int]:
@@ -107,4 +111,5 @@ class BodyReader:
 
 def _too_large(budget: RequestBudget, what: str = "the body") -> ApiError:
     message = f"{what} is larger than {budget.body_bytes} bytes, the most for a context of {budget.context_length}"
-    return ApiError(f"{message} tokens (a larger context (--context) allows more)", status=413, code="body_too_large")
+    advice = "images and all else that is left out count too, and a larger context (--context) allows more"
+    return ApiError(f"{message} tokens: {advice}", status=413, code="body_too_large")

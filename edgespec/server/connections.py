@@ -59,6 +59,19 @@ def room_for_connections() -> int:
 MOST_EARLY_BYTES = 65_536
 
 
+_LINE_ENDS = b"\r\n"
+
+
+class _Connection(h11.Connection):
+    """h11's, without empty lines in front of a request (RFC 9112, 2.2): some clients send one behind a body."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE:
+            unread = self._receive_buffer  # h11 has no public way to drop a part of it
+            unread.maybe_extract_at_most(len(unread) - len(bytes(unread).lstrip(_LINE_ENDS)))
+        return super().next_event()
+
+
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a deadline for each request, and at most ``most_connections`` connections.
 
@@ -72,6 +85,7 @@ class LimitedProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
+        self.conn = _Connection(h11.SERVER)
         self._deadline: asyncio.TimerHandle | None = None
         self._since = self.loop.time()  # when the connection became idle
         self._looking: asyncio.TimerHandle | None = None
@@ -108,6 +122,8 @@ class LimitedProtocol(H11Protocol):
             self._looking = self.loop.call_later(self.closing_s, self._look, left, since)
 
     def data_received(self, data: bytes) -> None:
+        if self.conn.their_state is h11.IDLE and not (data.strip(_LINE_ENDS) or self.conn.trailing_data[0]):
+            return  # no request begins, and no deadline
         super().data_received(data)
         self._expect()
         self._keep_watching()

@@ -95,8 +95,8 @@ class ApiError(Exception):
         found = [(b"content-type", b"application/json")]
         if self.retry_s is not None:
             found.append((b"retry-after", str(self.retry_s).encode()))
-        if self.status in (HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT):
-            # Clients repeat such a request unasked. It would replace the newer one, or take as long again.
+        if self.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.GATEWAY_TIMEOUT):
+            # Clients repeat such a request unasked. It would replace the newer one, be refused or take as long again.
             found.append((b"x-should-retry", b"false"))
         if self.status == HTTPStatus.UNAUTHORIZED:
             found.append((b"www-authenticate", b"Bearer"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import Message, read_content, text_arguments
+from edgespec.server.messages import Message, left_out, read_content, text_arguments
 from edgespec.server.strict_json import check_text, check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING
 
@@ -31,6 +32,12 @@ def read_items(given: str | list[Any]) -> list[Message]:
         return [{"role": "user", "content": given}]
     found = (_item(each, f"input[{number}]") for number, each in enumerate(given))
     return [message for message in found if message is not None]
+
+
+def left_out_items(given: str | list[Any]) -> tuple[str, ...]:
+    """The warning about items that ``read_items`` leaves out."""
+    kinds = () if isinstance(given, str) else (each.get("type") for each in given)
+    return left_out("items", (kind for kind in kinds if kind in ELSEWHERE), "this model cannot read or repeat them")
 
 
 def _item(given: Mapping[str, Any], param: str) -> Message | None:
@@ -58,6 +65,18 @@ def _custom_call(given: Mapping[str, Any], param: str) -> Message:
     return _called(given, text_arguments(given.get("input")), param)
 
 
+def _own_call(given: Mapping[str, Any], param: str) -> Message:
+    """A call of a tool of OpenAI's that the client runs. The item's type has the name."""
+    named = {**given, "name": given["type"].removesuffix("_call")}
+    return _called(named, given.get("action", given.get("operation")), param)
+
+
+def _own_result(given: Mapping[str, Any], param: str) -> Message:
+    output = given.get("output")
+    text = output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return _result({**given, "output": text}, param)
+
+
 def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
     name = given.get("name")
     if not isinstance(name, str) or not name:
@@ -82,13 +101,34 @@ def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
     return {"role": "assistant", "content": "", THINKING[0]: "".join(thought)} if thought else None
 
 
+# What a server ran, or encrypted. A refusal would end the conversation.
+ELSEWHERE = frozenset(
+    (
+        "code_interpreter_call",
+        "compaction",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    )
+)
 _ITEMS: Mapping[str, Callable[[Mapping[str, Any], str], Message | None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _result,
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
+    **dict.fromkeys(("local_shell_call", "shell_call", "apply_patch_call"), _own_call),
+    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), _own_result),
     "reasoning": _reasoning,
+    **dict.fromkeys(ELSEWHERE, lambda given, param: None),
 }
 
 # ------------------------------------------------------------------------------------------------------------ tools
@@ -126,8 +166,7 @@ def read_tools(given: list[Mapping[str, Any]]) -> Offered:
 
 
 def _left_out(kinds: Iterable[str]) -> tuple[str, ...]:
-    left_out = ", ".join(dict.fromkeys(kind for kind in kinds if kind != _FUNCTION))
-    return (f"tools of the type {left_out} are left out: only functions are called",) if left_out else ()
+    return left_out("tools", (kind for kind in kinds if kind != _FUNCTION), "only functions are called")
 
 
 @dataclass(frozen=True, slots=True)

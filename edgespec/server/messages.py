@@ -7,7 +7,7 @@ is read where all conversations are (``text/conversation/messages.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -22,6 +22,8 @@ MOST_MESSAGES = 10_000
 
 # The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# Those of an assistant's that are its thinking, as Mistral's API has it.
+_THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
 
 # In a tool's result the parts that are not text, and what the model reads in their place: a refusal would end the
 # conversation of an agent, which sends its results again and again.
@@ -42,13 +44,20 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "object", "required": ["type", text], "properties": members}
 
 
-_LIST = {"type": "array", "items": {"oneOf": [_part("text"), _part("refusal")]}}
+_THOUGHT = {"type": "object", "required": ["type"], "properties": {"type": {"enum": list(_THOUGHTS)}}}
+_LIST = {"type": "array", "items": {"oneOf": [_part("text"), _part("refusal"), _THOUGHT]}}
 _MEMBERS = {"role": {"enum": list(ROLES)}, "content": {"oneOf": [{"type": "null"}, {"type": "string"}, _LIST]}}
 _MESSAGE = {"type": "object", "required": ["role"], "properties": _MEMBERS}
 # The JSON schema of messages.
 MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES}
 # Of Ollama's: without messages the model is only loaded.
 OLLAMA_MESSAGES = {"oneOf": [{"type": "null"}, {"type": "array", "items": _MESSAGE, "maxItems": MOST_MESSAGES}]}
+
+
+def left_out(what: str, kinds: Iterable[str], why: str) -> tuple[str, ...]:
+    """The warning about parts of a request that are left out, by their types; none without one."""
+    named = ", ".join(dict.fromkeys(kinds))
+    return (f"{what} of the type {named} are left out: {why}",) if named else ()
 
 
 def read_messages(given: object) -> tuple[Message, ...]:
@@ -109,7 +118,10 @@ def _message(given: object, param: str) -> Message:
     role = given.get("role")
     if role == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
-    content = read_content(given.get("content"), role, param)
+    said, thought = given.get("content"), ""
+    if role == "assistant":
+        said, thought = _without_thoughts(said, param)
+    content = read_content(said, role, param)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
     message = {"role": role, "content": content}
@@ -118,7 +130,24 @@ def _message(given: object, param: str) -> Message:
     for name in (*THINKING, "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
             message[name] = value if name in THINKING else check_texts(value, param)
+    if thought and not any(map(message.get, THINKING)):
+        message[THINKING[0]] = thought
     return message
+
+
+def _without_thoughts(content: Any, param: str) -> tuple[Any, str]:
+    """An assistant's content without its parts of thinking, and their text."""
+    if not isinstance(content, list):
+        return content, ""
+    said, thoughts = list[Any](), list[str]()
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        name = _THOUGHTS.get(kind) if isinstance(kind, str) else None
+        if name is None:
+            said.append(part)
+        else:
+            thoughts.append(read_content(part.get(name), "assistant", param))
+    return said, "".join(thoughts)
 
 
 def _call(given: object, param: str) -> object:

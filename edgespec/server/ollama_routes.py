@@ -1,4 +1,4 @@
-"""The routes of Ollama's API that say something about the model, and those that this server does not have."""
+"""The routes of Ollama's API that say something about the model, and those of all APIs that are not served."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ NOT_SERVED: Mapping[str, tuple[str, str]] = {
     "/api/blobs/{digest}": ("POST", f"{_STORE}: use `edgespec pull MODEL`"),
     "/api/embed": ("POST", _EMBEDDINGS),
     "/api/embeddings": ("POST", _EMBEDDINGS),
+    "/v1/embeddings": ("POST", _EMBEDDINGS),
+    "/v1/rerank": ("POST", _EMBEDDINGS),
 }
 
 

@@ -33,7 +33,7 @@ def document() -> dict[str, Any]:
         "info": {"title": "edgespec", "version": __version__},
         "paths": paths,
         "components": {"schemas": _schemas(), "securitySchemes": KEYS},
-        "security": [{}, {"key": []}, {"header": []}],
+        "security": [{}, *({name: []} for name in KEYS)],
     }
 
 

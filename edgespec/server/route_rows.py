@@ -9,7 +9,7 @@ from edgespec.server.messages import MESSAGES as MESSAGES_OF_CHATS
 from edgespec.server.page import RUNNING
 from edgespec.server.tokens import FLAGS
 
-ASKED = (401, 413, 429, 503)  # what a request may get if the served model reads its body
+ASKED = (401, 413, 415, 429, 503)  # what a request may get if the served model reads its body
 # What each route says, its reply's schema or media types, and the statuses of its errors.
 READABLE: dict[str, tuple[Any, ...]] = {
     "/v1/models": ("The served model.", "models", 401),
@@ -73,4 +73,5 @@ REPLIES = {
 KEYS = {
     "key": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "azure": {"type": "apiKey", "in": "header", "name": "api-key"},
 }

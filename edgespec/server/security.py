@@ -20,6 +20,9 @@ from edgespec.server.errors import ApiError
 EVERYBODY = "local"
 _SHORTEST_KEY = 8
 
+# Where keys may be, beside ``Authorization``: Anthropic's header and Azure's.
+_KEY_HEADERS = ("x-api-key", "api-key")
+
 # RFC 6761: every name under localhost is this machine.
 _LOCALHOST = re.compile(r"([a-z0-9_-]+\.)*localhost")
 # An origin of an extension or of a program that shows pages has a scheme of that program, and a name without dots.
@@ -104,6 +107,10 @@ class Access:
             if wrong:
                 hint = f"use at least {_SHORTEST_KEY} letters, digits and signs, without spaces"
                 raise InvalidRequestError(f"an API key {wrong}", hint=hint)
+        if not host or "://" in host or ((found := _HOST_AND_PORT.fullmatch(host)) is not None and found[2]):
+            raise InvalidRequestError(
+                f"{host!r:.80} is not a host alone", hint="give the port apart: --host 127.0.0.1 --port 8080"
+            )
         if not self.keys and not is_loopback(host):
             raise InvalidRequestError(
                 f"{host} is reachable from other machines, so a key is needed",
@@ -124,17 +131,17 @@ class Access:
         """The owner that the request's key stands for. Raises ApiError with status 401."""
         if not self.keys:
             return EVERYBODY
-        given = headers.get("authorization", "")
-        scheme, _, token = given.partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = ""
-        for known in self.keys:  # all keys are compared, so that the time says nothing
-            if hmac.compare_digest(_digest(known), _digest(key)):
-                found = _digest(known)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        # Programs that have a placeholder in one of these headers may have the key in another.
+        given = [_digest(key) for key in (bearer, *(headers.get(name, "") for name in _KEY_HEADERS)) if key]
+        known = [_digest(key) for key in self.keys]
+        # All are compared, so that the time says nothing.
+        found = [own for key in given for own in known if hmac.compare_digest(own, key)]
         if not found:
-            message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY"
+            message = "the API key is wrong" if given else "an API key is needed: Authorization: Bearer KEY"
             raise ApiError(message, status=401, code="invalid_api_key")
-        return found
+        return found[0]
 
     def check_browser(
         self,

@@ -35,9 +35,9 @@ LONGEST_REQUEST_S = 3600.0
 
 
 def client_address(scope: Scope) -> str:
-    """The client's address; ? if it is not known."""
+    """The client's address; ? if it is not known. A socket of both families has IPv4 addresses inside IPv6's."""
     client = scope.get("client")
-    return "?" if client is None else str(client[0])
+    return "?" if client is None else str(client[0]).removeprefix("::ffff:")
 
 
 class Left(Response):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 import threading
@@ -94,7 +95,19 @@ def test_a_body_larger_than_the_context_allows_is_refused_before_it_is_read(serv
     longest = "x" * (int(most) - empty)
     assert server.chat(longest).json()["error"]["code"] == "context_length_exceeded"
     message = server.chat(longest + "x").json()["error"]["message"]
-    assert f"larger than {most} bytes, the most for a context of {context} tokens" in message
+    assert f"larger than {most} bytes, the most for a context of {context} tokens: images and all else" in message
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, identity", "Identity", ""])
+def test_a_compressed_body_is_refused_by_the_name_of_its_encoding(server: Running, encoding: str) -> None:
+    content = json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}).encode()
+    plain = encoding.lower() in ("", "identity")
+    with server.client(headers={"content-encoding": encoding}) as client:
+        response = client.post("/v1/chat/completions", content=content if plain else gzip.compress(content))
+    assert response.status_code == (200 if plain else 415), response.text
+    if not plain:
+        error = response.json()["error"]
+        assert (error["code"], f"compressed ({encoding})" in error["message"]) == ("unsupported_encoding", True)
 
 
 def test_large_bodies_that_arrive_together_have_a_limit(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +247,27 @@ def test_requests_in_one_packet_are_answered_in_order(server: Running) -> None:
         response = read_all(own)
     assert response.count(b"HTTP/1.1 200") == 4
     assert response.rfind(b'"object":"list"') > response.rfind(b'"status":"ok"')
+
+
+EMPTY_LINES = (b"\r\n", b"\n", b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("lines", EMPTY_LINES)
+@pytest.mark.parametrize("apart", [False, True])
+def test_empty_lines_behind_a_body_get_no_response(server: Running, lines: bytes, apart: bool) -> None:
+    content = b'{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}'
+    first = POST + b"Content-Length: %d\r\n\r\n%s" % (len(content), content)
+    with server.connect() as own:
+        for sent in (first, lines) if apart else (first + lines,):
+            own.sendall(sent)
+        first_response = HTTPResponse(own)
+        first_response.begin()
+        first_response.read()
+        assert first_response.status == 200
+        own.sendall(lines + b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        response = read_all(own)  # an error for the lines would be in front
+    assert response.startswith(b"HTTP/1.1 200")
+    assert response.count(b"HTTP/1.1") == 1
 
 
 _values = st.recursive(

@@ -18,6 +18,7 @@ from edgespec.engine.events import Text
 from edgespec.errors import EdgespecError
 from edgespec.server import answers, keeper as keeping, streaming
 from edgespec.server.errors import ApiError
+from edgespec.server.ollama_routes import NOT_SERVED
 from edgespec.server.pool import Kept
 from edgespec.server.schema import Request
 from edgespec.server.security import Access
@@ -305,11 +306,11 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         for path, advice in (
             ("/v1", "'/v1' is not served here: the models are at /v1/models, the page for browsers at /"),
             ("/v1/", "'/v1/' is not served here: the models are at /v1/models, the page for browsers at /"),
-            ("/v1/embeddings", "'/v1/embeddings' is not served here: see /openapi.json"),
             ("/chat/completions", "'/chat/completions' is not served here: use /v1/chat/completions"),
             ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: use /v1/chat/completions"),
             ("//v1/chat/completions", "'//v1/chat/completions' is not served here: use /v1/chat/completions"),
             ("/v1/v1/completions", "'/v1/v1/completions' is not served here: use /v1/completions"),
+            ("/embeddings", f"'/embeddings' is not served here: {NOT_SERVED['/v1/embeddings'][1]}"),
         ):
             assert failed(client.post(server.url + path, content=b"{}"), 404, "not_found")["message"] == advice
         error = failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
@@ -318,12 +319,56 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         assert "--allow-origin" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "served", "base"),
+    [
+        ("/v1/chat/completions/chat/completions", CHAT, "/v1"),
+        ("/api/v1/chat/completions", CHAT, "/v1"),
+        ("/openai/v1/chat/completions", CHAT, "/v1"),
+        ("/v1/messages/v1/messages/count_tokens", "/v1/messages/count_tokens", ""),
+        ("/api/api/chat", "/api/chat", ""),
+        ("/api/generate/api/chat", "/api/chat", ""),
+        ("/api/v1/models", "/v1/models", "/v1"),
+    ],
+)
+def test_a_path_behind_a_wrong_base_address_gets_the_right_one(
+    server: Running, path: str, served: str, base: str
+) -> None:
+    assert f"use {served} (the base address of clients is http://HOST:PORT{base})" in server.post(path).text
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+def test_embeddings_are_refused_in_words_and_are_not_asked_for_again(server: Running, path: str) -> None:
+    response = server.post(path, input="x")
+    assert failed(response, 501, "not_implemented")["message"] == NOT_SERVED[path][1]
+    assert response.headers["x-should-retry"] == "false"
+
+
 @pytest.mark.parametrize(("version", "status"), [(b"1.0", b"200"), (b"1.1", b"400")])
 def test_a_health_check_in_http_1_0_needs_no_host(server: Running, version: bytes, status: bytes) -> None:
     server.wait_until(lambda: server.service.keeper.state == "ready")
     with server.connect() as own:
         own.sendall(b"GET /health HTTP/%s\r\nConnection: close\r\n\r\n" % version)
         assert own.makefile("rb").readline().split()[1] == status
+
+
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        (b"http://127.0.0.1/v1/models/ti%6Ey?x=1", 200),
+        (b"http://127.0.0.1:8471/health", 200),
+        (b"http://localhost", 200),
+        (b"http://evil.example/v1/models", 403),
+        (b"http://127.0.0.1@evil.example/v1/models", 403),
+        (b"http://127.0.0.1%2f.evil.example/v1/models", 403),
+        (b"http:///v1/models", 403),
+    ],
+)
+def test_a_whole_address_in_a_request_is_its_host_and_its_path(server: Running, target: bytes, status: int) -> None:
+    server.wait_until(lambda: server.service.keeper.state == "ready")
+    with server.connect() as own:
+        own.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % target)
+        assert int(own.makefile("rb").readline().split()[1]) == status
 
 
 @pytest.mark.parametrize("name", ["tiny", "TINY", "Tiny:latest", "default", ""])

@@ -123,17 +123,36 @@ def test_a_call_and_its_result_are_separate_messages() -> None:
             result([{"type": "search_result", "title": "T", "source": "S", "content": [text("x")]}]),
             "T\nS\nx",
         ),
+        (result([{"type": "document", "source": {"type": "text", "data": "a\nb"}}]), "a\nb"),
     ],
 )
 def test_a_result_is_text(block: dict[str, Any], content: str) -> None:
     assert said(user("x"), assistant([USE]), user([block]))[-1]["content"] == content
 
 
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "a\nb"}, "a\nb"),
+        ({"type": "content", "content": [text("a"), text("b")]}, "a\nb"),
+        ({"type": "content", "content": "a"}, "a"),
+    ],
+)
+def test_a_document_of_text_is_read_behind_its_title(source: dict[str, Any], content: str) -> None:
+    document = {"type": "document", "source": source, "title": None, "citations": {"enabled": True}}
+    assert said(user([text("see"), document])) == [user(f"see\n\n{content}")]
+    titled = {**document, "title": "T", "context": "of 2024"}
+    assert said(user([titled])) == [user(f"T\nof 2024\n{content}")]
+
+
 def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
-    block = result([text("a.png:"), IMAGE, {"type": "document", "source": {}}])
+    shown = {"type": "document", "title": "T", "source": {"type": "content", "content": [IMAGE]}}
+    block = result([text("a.png:"), IMAGE, *FILES, shown, {**SEARCHED, "content": [IMAGE]}])
     found = MESSAGES.read({"messages": [user("x"), assistant([USE]), user([block])]})
     said = ["an image was left out: this model reads text", "a document was left out: this model reads text"]
-    assert found.messages[-1]["content"] == "\n\n".join(["a.png:", *(f"[{each}]" for each in said)])
+    image, document = (f"[{each}]" for each in said)
+    content = ["a.png:", image, *[document] * len(FILES), f"T\n{image}", f"T\nS\n{image}"]
+    assert found.messages[-1]["content"] == "\n\n".join(content)
     assert found.warnings == tuple(f"in a tool's result: {each}" for each in said)
 
 
@@ -150,6 +169,15 @@ def test_the_order_of_an_assistants_blocks_is_kept() -> None:
     first, second = said(user("x"), assistant(blocks), user("y"))[1:3]
     assert (first["content"], first["reasoning_content"], len(first["tool_calls"])) == ("ab", "hm", 2)
     assert second == assistant("c")
+
+
+def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
+    kinds = ("server_tool_use", "web_search_tool_result")
+    elsewhere = [{"type": kind, "id": "s", "tool_use_id": "s", "content": []} for kind in kinds]
+    found = read(user("x"), assistant([*elsewhere, text("ok"), elsewhere[0]]), user("y"))
+    assert found.messages == read(user("x"), assistant([text("ok")]), user("y")).messages
+    (warning,) = found.warnings
+    assert warning.startswith("blocks of the type server_tool_use, web_search_tool_result are left out: ")
 
 
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
@@ -182,16 +210,24 @@ def test_thinking_is_switched_only_where_it_is_asked_for(kind: str, thinks: bool
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+SEARCHED = {"type": "search_result", "title": "T", "source": "S"}
+FILES: list[dict[str, Any]] = [
+    {"type": "document", "title": "T", "source": source}
+    for source in (None, {}, {"type": "base64", "data": "AAAA"}, {"type": "url", "url": "http://x"})
+]
 
 
 @pytest.mark.parametrize(
     ("message", "words"),
     [
         (user([IMAGE]), "'image'"),
-        (user([{"type": "document", "source": {"type": "text", "data": "x"}}]), "'document'"),
-        (user([result([{"type": "search_result", "title": "T", "source": "S", "content": [IMAGE]}])]), "'image'"),
+        *((user([each]), "'document'") for each in FILES),
+        (user([{"type": "document", "source": {"type": "text", "data": None}}]), "no data"),
+        (user([{"type": "document", "source": {"type": "content", "content": [IMAGE]}}]), "'image'"),
+        (user([{**SEARCHED, "content": [IMAGE]}]), "'image'"),
         (user([{"type": "novelty"}]), "'novelty'"),
-        (assistant([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
+        (user([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
+        (assistant([{"type": "novelty"}]), "'novelty'"),
         (user([{"type": "text"}]), "no text"),
         (user(["x"]), "an object with a type"),
         (user([{"type": 3}]), "an object with a type"),

@@ -262,8 +262,8 @@ def test_other_statuses_have_openais_types() -> None:
         429: "rate_limit_error",
         504: "server_error",
     }
-    once, statuses = (b"x-should-retry", b"false"), (400, 409, 429, 500, 503, 504)
-    assert [each for each in statuses if once in ApiError("x", status=each).headers()] == [409, 504]
+    once, statuses = (b"x-should-retry", b"false"), (400, 409, 429, 500, 501, 503, 504)
+    assert [each for each in statuses if once in ApiError("x", status=each).headers()] == [409, 501, 504]
     assert ApiError("x").as_json() == {
         "error": {"message": "x", "type": "invalid_request_error", "param": None, "code": None}
     }

@@ -22,6 +22,7 @@ from edgespec.server.answers import Part, ScoredToken, _Parts, joined
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Head
 from edgespec.server.faces.responses import RESPONSES, read_responses
+from edgespec.server.items import ELSEWHERE
 from edgespec.server.replies import json_pieces
 from edgespec.server.schema import Request
 from edgespec.text.conversation.pieces import ToolCall
@@ -130,6 +131,33 @@ def test_an_earlier_models_call_with_text_is_one_with_an_argument() -> None:
     assert (found[2]["name"], found[2]["content"]) == ("patch", "done")
 
 
+def test_items_of_another_server_are_left_out_with_a_warning() -> None:
+    elsewhere = [{"type": kind, "id": "x_1", "encrypted_content": "gA"} for kind in sorted(ELSEWHERE)]
+    assert "web_search_call" in ELSEWHERE
+    found = read(input=[HELLO, *elsewhere, {"role": "user", "content": "go"}, elsewhere[0]])
+    assert found.messages == read(input=[HELLO, {"role": "user", "content": "go"}]).messages
+    (warning,) = found.warnings
+    assert warning.startswith(f"items of the type {', '.join(sorted(ELSEWHERE))} are left out: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "member", "identity", "output", "content"),
+    [
+        ("local_shell", "action", "id", '{"stdout": "x"}', '{"stdout": "x"}'),
+        ("shell", "action", "call_id", [{"stdout": "é"}], '[{"stdout": "é"}]'),
+        ("apply_patch", "operation", "call_id", None, ""),
+    ],
+)
+def test_calls_that_the_client_runs_for_openais_tools_are_calls(
+    name: str, member: str, identity: str, output: Any, content: str
+) -> None:
+    call = {"type": f"{name}_call", "call_id": "c", member: {"command": ["ls"]}}
+    found = messages(HELLO, call, {"type": f"{name}_call_output", identity: "c", "output": output})
+    (called,) = found[1]["tool_calls"]
+    assert called["function"] == {"name": name, "arguments": '{"command": ["ls"]}'}
+    assert found[2] == {"role": "tool", "tool_call_id": "c", "name": name, "content": content}
+
+
 def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out() -> None:
     answer = {"role": "assistant", "content": "Yes."}
     thought = {
@@ -151,7 +179,7 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
     "item",
     [
         {"type": "item_reference", "id": "msg_1"},
-        {"type": "web_search_call", "id": "ws_1"},
+        {"type": "compaction_trigger"},
         {"type": ["message"], "role": "user"},
         {"id": "x"},
         {"role": "tool", "content": "x"},

@@ -444,6 +444,22 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
 
 
 @pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]},
+        {"type": "thinking", "thinking": "hm"},
+        {"type": "reasoning", "text": "hm"},
+    ],
+)
+def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, Any]) -> None:
+    answer, after = assistant([part, {"type": "text", "text": "x"}]), user("y")
+    thought = {**assistant("x"), "reasoning_content": "hm"}
+    assert read_messages([*HI, answer, after]) == read_messages([*HI, thought, after])
+    assert read_messages([*HI, {**answer, "reasoning": "ah"}, after])[1]["reasoning_content"] == "ah"
+    assert read_messages([*HI, assistant([part]), after])[1] == {**thought, "content": ""}
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         None,
@@ -459,6 +475,9 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         [user([{"type": "image_url", "image_url": {"url": "http://x"}}])],
         [user(["a text without a type"])],
         [user([{"type": "refusal", "text": "x"}])],
+        [user([{"type": "thinking", "thinking": "x"}])],
+        [*HI, assistant([{"type": "thinking", "thinking": 3}]), user("y")],
+        [*HI, assistant([{"type": ["thinking"]}]), user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"function": {"name": "f\0"}}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"type": "custom", "custom": {"input": "z"}}]}, user("y")],

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError
+from edgespec.server.run import open_sockets
 from edgespec.server.security import Access, is_loopback
+from edgespec.server.service import client_address
+from tests.support.http_server import WAIT_S
 
 KEY, OTHER = "a-long-key", "another-key"
 LOCAL = "127.0.0.1:8471"
@@ -37,6 +42,37 @@ def test_another_host_needs_a_key(host: str) -> None:
     with pytest.raises(InvalidRequestError, match="a key is needed"):
         Access().check_host(host)
     Access(keys=(KEY,)).check_host(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8080", "localhost:8080", "[::1]:8080", "http://127.0.0.1", "http://[::1]:8080/v1", ""]
+)
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_an_address_with_a_port_or_a_scheme_is_refused_with_the_option_for_the_port(
+    host: str, keys: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="not a host alone") as found:
+        Access(keys=keys).check_host(host)
+    assert "--host 127.0.0.1 --port 8080" in str(found.value.hint)
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_the_address_of_all_families_is_reached_over_both() -> None:
+    (own,) = open_sockets("[::]", 0)
+    with own:
+        for address in ("127.0.0.1", "::1"):
+            with socket.create_connection((address, own.getsockname()[1]), WAIT_S):
+                client = own.accept()[1]
+            assert client_address({"client": client}) == address
+    assert client_address({"client": None}) == "?"
 
 
 @pytest.mark.parametrize("key", ["", "short", "has a space in it", "with\nnewline", "schlüssel-lang"])
@@ -144,6 +180,29 @@ def test_each_key_is_another_owner_and_a_wrong_key_is_none() -> None:
             access.owner(headers)
         assert (found.value.status, found.value.code) == (401, "invalid_api_key")
     assert Access().owner({}) == Access().owner({"authorization": "Bearer not-needed"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "wrong"),
+    [
+        ({"authorization": "Bearer none", "x-api-key": OTHER}, None),
+        ({"authorization": "Bearer ", "x-api-key": OTHER}, None),
+        ({"authorization": "Basic bm9uZQ==", "x-api-key": OTHER}, None),
+        ({"authorization": f"Bearer {OTHER}", "x-api-key": "none"}, None),
+        ({"api-key": OTHER}, None),
+        ({"x-api-key": "none", "api-key": OTHER}, None),
+        ({"authorization": "Bearer none", "x-api-key": "none", "api-key": "none"}, "is wrong"),
+        ({"api-key": "none"}, "is wrong"),
+        ({"authorization": "Bearer", "x-api-key": "", "api-key": ""}, "is needed"),
+    ],
+)
+def test_any_key_that_a_request_has_may_be_the_right_one(headers: dict[str, str], wrong: str | None) -> None:
+    access = Access(keys=(KEY, OTHER))
+    if wrong is None:
+        assert access.owner(headers) == access.owner({"authorization": f"Bearer {OTHER}"})
+    else:
+        with pytest.raises(ApiError, match=wrong):
+            access.owner(headers)
 
 
 ANY = ["0.0.0.0:8471", "0.0.0.0", "[::]:8471"]  # where OLLAMA_HOST lets a server listen, and its clients connect

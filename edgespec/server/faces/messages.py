@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.engine.events import Done
 from edgespec.server.answers import Part
-from edgespec.server.blocks import is_function, read_tools
+from edgespec.server.blocks import is_function, left_out_blocks, read_tools
 from edgespec.server.errors import TOO_LONG, ApiError
 from edgespec.server.faces.face import Face, Head, Stretch
 from edgespec.server.fields.table import read_fields
@@ -41,7 +41,10 @@ def read_messages(body: Mapping[str, Any]) -> Request:
             **found,
             "messages": conversation_of([*head, *found["messages"]], "messages"),
             "tools": read_tools(tools),
-            "warnings": tuple(_left_out(tool) for tool in tools if not is_function(tool)),
+            "warnings": (
+                *(_left_out(tool) for tool in tools if not is_function(tool)),
+                *left_out_blocks(body["messages"]),
+            ),
         }
     )
 

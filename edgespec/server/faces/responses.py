@@ -14,7 +14,7 @@ from edgespec.server.errors import TOO_LONG, ApiError
 from edgespec.server.faces.face import Columns, Face, Head, Keep, Stretch
 from edgespec.server.faces.openai import scored_tokens, token_details
 from edgespec.server.fields.table import read_fields
-from edgespec.server.items import Offered, choose_offered
+from edgespec.server.items import Offered, choose_offered, left_out_items
 from edgespec.server.messages import conversation_of
 from edgespec.server.replies import as_json, json_pieces, timings
 from edgespec.server.schema import Request, request_of
@@ -52,7 +52,7 @@ def read_responses(body: Mapping[str, Any]) -> Request:
     repeated = {
         name: as_json(usual if (given := body.get(name)) is None else given) for name, usual in _REPEATED.items()
     }
-    request = request_of({**found, "warnings": offered.warnings})
+    request = request_of({**found, "warnings": (*offered.warnings, *left_out_items(body["input"]))})
     return replace(request, namespaces=offered.namespaces, repeated=repeated)
 
 
