@@ -179,6 +179,16 @@ def test_roles_have_capital_letters_and_results_the_name_of_their_function() -> 
     assert (noon["tool_call_id"], noon["name"]) == (clock["id"], "clock")
 
 
+def test_an_image_in_a_result_or_in_a_message_that_was_answered_is_left_out_with_a_warning() -> None:
+    lacks = "an image was left out: this model reads text"
+    shown = {"role": "user", "content": "", "images": ["AA"]}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    result = {"role": "tool", "tool_name": "f", "content": "r", "images": ["AA"]}
+    found = CHAT.read({"messages": [shown, called, result]})
+    assert [each["content"] for each in found.messages] == [f"[{lacks}]", "", f"r\n[{lacks}]"]
+    assert found.warnings == (f"in a user's message: {lacks}", f"in a tool's result: {lacks}")
+
+
 def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> None:
     thought, answer = {"role": "thinking", "content": "hm"}, {"role": "assistant", "content": "yes"}
     found = CHAT.read({"messages": [*HI, thought, answer, *HI]}).messages
