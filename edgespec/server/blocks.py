@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, left_out, listed
+from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, lacking, left_out, listed, result_texts
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
@@ -37,6 +37,8 @@ _ELSEWHERE = (
     "web_search_tool_result",
 )
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
 _TEXT = {"type": "string"}
 _BLOCKS = {"oneOf": [_TEXT, {"type": "array", "items": {"type": "object", "required": ["type"]}}]}
 _MEMBERS = {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS}
@@ -51,7 +53,13 @@ MESSAGES = {
 
 def read_blocks(given: object) -> list[Message]:
     """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
-    return [own for number, each in enumerate(listed(given)) for own in _messages(each, f"messages[{number}]")]
+    own = listed(given)
+    each_instead = zip(own, (LEFT_OUT if lacks else _NOTHING for lacks in lacking(own)), strict=True)
+    return [
+        message
+        for number, (each, instead) in enumerate(each_instead)
+        for message in _messages(each, f"messages[{number}]", instead)
+    ]
 
 
 def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
@@ -73,12 +81,15 @@ def read_tools(given: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]
 
 
 def is_function(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") in (None, "custom")
+    return tool.get("type") in (None, "custom", "function")
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
-    return {own: tool[name] for own, name in named.items() if tool.get(name) is not None}
+    """The function of a tool, also of one in a chat's form."""
+    given = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
+    named = {"parameters": given.get("input_schema", given.get("parameters"))}
+    named |= {name: given.get(name) for name in ("name", "description", "strict")}
+    return {name: each for name, each in named.items() if each is not None}
 
 
 def read_tool_choice(given: Mapping[str, Any]) -> Any:
@@ -89,7 +100,8 @@ def read_tool_choice(given: Mapping[str, Any]) -> Any:
     return "required" if kind == "any" else kind
 
 
-def _messages(given: object, param: str) -> list[Message]:
+def _messages(given: object, param: str, instead: Mapping[str, str]) -> list[Message]:
+    """The messages of one message. ``instead``: the texts of the user's other blocks, by their type."""
     if not isinstance(given, Mapping):
         raise ApiError(f"{param} must be an object", param=param)
     role, content = given.get("role"), given.get("content")
@@ -98,7 +110,7 @@ def _messages(given: object, param: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = [_block(each, param) for each in _listed(content, param)]
-    return _of_assistant(blocks, param) if role == "assistant" else _of_others(role, blocks, param)
+    return _of_assistant(blocks, param) if role == "assistant" else _of_others(role, blocks, param, instead)
 
 
 def _listed(content: object, param: str) -> list[Any]:
@@ -149,7 +161,9 @@ def _call(block: Mapping[str, Any], param: str) -> dict[str, Any]:
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": block.get("input")}}
 
 
-def _of_others(role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
+def _of_others(
+    role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: str, instead: Mapping[str, str]
+) -> list[Message]:
     own, texts = list[Message](), list[str]()
 
     def say() -> None:
@@ -162,19 +176,19 @@ def _of_others(role: str, blocks: list[tuple[str, Mapping[str, Any]]], param: st
             say()
             own.append(_result(block, param))
         else:
-            texts.append(_text(kind, block, param))
+            texts.append(_text(kind, block, param, instead if role == "user" else _NOTHING))
     say()
     return own or [{"role": role, "content": ""}]
 
 
 def _result(block: Mapping[str, Any], param: str) -> Message:
-    content = block.get("content")
-    text = _BETWEEN.join(_texts("" if content is None else content, param, instead=LEFT_OUT))
+    def read(part: Mapping[str, Any]) -> str | None:
+        kind = part.get("type")
+        return _text(kind, part, param, LEFT_OUT) if isinstance(kind, str) and kind in _READABLE else None
+
+    text = _BETWEEN.join(result_texts(block.get("content"), read))
     error = _IS_ERROR if block.get("is_error") else ""
     return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
-
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 def _texts(given: object, param: str, instead: Mapping[str, str] = _NOTHING) -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import Message, left_out, read_content, text_arguments
+from edgespec.server.messages import Message, lacking, left_out, read_content, result_texts, text_arguments
 from edgespec.server.strict_json import check_text, check_texts
 from edgespec.text.conversation.messages import ROLES, THINKING
 
@@ -30,7 +29,8 @@ def read_items(given: str | list[Any]) -> list[Message]:
     """The messages that the items stand for, in their order. A text is the user's. Raises ApiError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    found = (_item(each, f"input[{number}]") for number, each in enumerate(given))
+    each_lacks = zip(given, lacking(given), strict=True)
+    found = (_item(each, f"input[{number}]", lacks=lacks) for number, (each, lacks) in enumerate(each_lacks))
     return [message for message in found if message is not None]
 
 
@@ -40,21 +40,21 @@ def left_out_items(given: str | list[Any]) -> tuple[str, ...]:
     return left_out("items", (kind for kind in kinds if kind in ELSEWHERE), "this model cannot read or repeat them")
 
 
-def _item(given: Mapping[str, Any], param: str) -> Message | None:
+def _item(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message | None:
     kind = given.get("type")
-    if kind is None and "role" in given:
-        kind = "message"
+    if kind == "message" or (kind is None and "role" in given):
+        return _message(given, param, lacks=lacks)
     read = _ITEMS.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise unsupported(param, f"an item of the type {str(kind)[:32]!r} ({param})")
     return read(given, param)
 
 
-def _message(given: Mapping[str, Any], param: str) -> Message:
+def _message(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message:
     role = given.get("role")
     if not isinstance(role, str) or role not in ROLES or role == "tool":
         raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
-    return {"role": role, "content": read_content(given.get("content"), role, param)}
+    return {"role": role, "content": read_content(given.get("content"), role, param, lacks=lacks)}
 
 
 def _call(given: Mapping[str, Any], param: str) -> Message:
@@ -71,12 +71,6 @@ def _own_call(given: Mapping[str, Any], param: str) -> Message:
     return _called(named, given.get("action", given.get("operation")), param)
 
 
-def _own_result(given: Mapping[str, Any], param: str) -> Message:
-    output = given.get("output")
-    text = output if output is None or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return _result({**given, "output": text}, param)
-
-
 def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
     name = given.get("name")
     if not isinstance(name, str) or not name:
@@ -87,7 +81,7 @@ def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
 
 
 def _result(given: Mapping[str, Any], param: str) -> Message:
-    content = read_content(given.get("output"), "tool", param)
+    content = "\n".join(result_texts(given.get("output")))
     return {"role": "tool", "tool_call_id": check_texts(given.get("call_id"), param), "content": content}
 
 
@@ -120,13 +114,12 @@ ELSEWHERE = frozenset(
     )
 )
 _ITEMS: Mapping[str, Callable[[Mapping[str, Any], str], Message | None]] = {
-    "message": _message,
     "function_call": _call,
     "function_call_output": _result,
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     **dict.fromkeys(("local_shell_call", "shell_call", "apply_patch_call"), _own_call),
-    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), _own_result),
+    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), _result),
     "reasoning": _reasoning,
     **dict.fromkeys(ELSEWHERE, lambda given, param: None),
 }
@@ -203,6 +196,8 @@ class _Tool:
 
 
 _MEMBERS = ("name", "description", "parameters", "strict")
+# The words of a choice, and what a chat says for them. ``any`` is Mistral's.
+_WORDS = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
 
 
 def _flat(tool: Mapping[str, Any]) -> list[_Tool]:
@@ -222,11 +217,10 @@ def _flat(tool: Mapping[str, Any]) -> list[_Tool]:
 
 def choose_offered(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any], ...], Any]:
     """The functions that an answer may call, and the choice among them in a chat's form. Raises ApiError."""
-    if not isinstance(choice, Mapping):
-        return offered.functions, choice
-    kind = choice.get("type")
+    choice = _usual(choice)
+    kind = choice.get("type") if isinstance(choice, Mapping) else _FUNCTION
     if kind == _FUNCTION:
-        return offered.functions, {"type": "function", "function": {"name": _chosen(choice)}}
+        return offered.functions, choice
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
         return _among(offered, map(_chosen, choice["tools"])), choice.get("mode", "auto")
     raise ApiError(
@@ -240,14 +234,23 @@ def choose_in_chat(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any],
     named = isinstance(choice, Mapping) and choice.get("type") == "allowed_tools"
     own = choice.get("allowed_tools") if named else None
     if not isinstance(own, Mapping) or not isinstance(tools := own.get("tools"), list):
-        return offered.functions, choice
+        return offered.functions, _usual(choice)
     names = (_chosen(each.get("function")) for each in tools if isinstance(each, Mapping))
     return _among(offered, names), own.get("mode", "auto")
 
 
+def _usual(choice: Any) -> Any:
+    """A choice in a chat's form: a word, which clients also write as the type of an object, or a function."""
+    word = choice.get("type") if isinstance(choice, Mapping) else choice
+    if isinstance(word, str) and word in _WORDS:
+        return _WORDS[word]
+    named = word == _FUNCTION and isinstance(choice, Mapping) and "name" in choice
+    return {"type": _FUNCTION, "function": {"name": _chosen(choice)}} if named else choice
+
+
 def _among(offered: Offered, names: Iterable[str | None]) -> tuple[dict[str, Any], ...]:
     allowed = set(names)
-    return tuple(each for each in offered.functions if _chosen(each.get("function")) in allowed)
+    return tuple(each for each in offered.functions if _chosen(each.get("function", each)) in allowed)
 
 
 def _chosen(choice: object) -> str | None:

@@ -7,7 +7,8 @@ is read where all conversations are (``text/conversation/messages.py``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -25,17 +26,27 @@ _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal"
 # Those of an assistant's that are its thinking, as Mistral's API has it.
 _THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
 
-# In a tool's result the parts that are not text, and what the model reads in their place: a refusal would end the
-# conversation of an agent, which sends its results again and again.
-LEFT_OUT = {
-    kind: f"[{what} was left out: this model reads text]"
-    for what, kinds in (
-        ("an image", ("image", "image_url", "input_image")),
-        ("a document", ("document",)),
-        ("a file", ("file", "input_file")),
-    )
-    for kind in kinds
+# Those that are not text.
+_OTHERS = {
+    **dict.fromkeys(("image", "image_url", "input_image"), "an image"),
+    "document": "a document",
+    **dict.fromkeys(("file", "input_file"), "a file"),
 }
+
+
+def _instead(what: str) -> str:
+    return f"[{what} was left out: this model reads text]"
+
+
+# The parts that are not text, with what the model reads in their place where a refusal would end the conversation of
+# an agent, which sends it again and again: in results, and where ``lacking`` says so.
+LEFT_OUT = {kind: _instead(what) for kind, what in _OTHERS.items()}
+_WAS_LEFT_OUT = re.compile(
+    r"\[((?:an? [a-z]{1,16}|a part of the type \S{1,32}) was left out: this model reads text)\]"
+)
+_RESULT = "tool_result"  # Anthropic's
+_SILENT = (*LEFT_OUT, _RESULT)
+_WHERE = {"tool": "in a tool's result", "user": "in a user's message"}
 
 
 def _part(text: str) -> dict[str, Any]:
@@ -60,9 +71,46 @@ def left_out(what: str, kinds: Iterable[str], why: str) -> tuple[str, ...]:
     return (f"{what} of the type {named} are left out: {why}",) if named else ()
 
 
+def left_out_parts(messages: Iterable[Message]) -> tuple[str, ...]:
+    """The warnings about what is not text in results and in the user's messages."""
+    texts = ((_WHERE[each["role"]], each["content"]) for each in messages if each["role"] in _WHERE)
+    return tuple(dict.fromkeys(f"{where}: {said}" for where, text in texts for said in _WAS_LEFT_OUT.findall(text)))
+
+
 def read_messages(given: object) -> tuple[Message, ...]:
     """The conversation in its usual form, without an empty last message for the answer. Raises ApiError."""
-    return conversation_of([_message(each, f"messages[{at}]") for at, each in enumerate(listed(given))], "messages")
+    own = listed(given)
+    each_lacks = zip(own, lacking(own), strict=True)
+    read = [_message(each, f"messages[{at}]", lacks=lacks) for at, (each, lacks) in enumerate(each_lacks)]
+    return conversation_of(read, "messages")
+
+
+def lacking(given: Sequence[object]) -> list[bool]:
+    """From which of a client's messages, or items, what is not text is left out, if it is the user's.
+
+    An answer has come behind it. Or it has no text and stands behind a result: a tool has given it, not the user.
+    """
+    own = [each if isinstance(each, Mapping) else {} for each in given]
+    kinds = [_kinds(each.get("content")) for each in own]
+    roles = [each.get("role") or _role_of(str(each.get("type"))) for each in own]
+    answered = max((at for at, role in enumerate(roles[:-1]) if role == "assistant"), default=-1)
+    found, behind_result = list[bool](), False
+    for at, (role, parts) in enumerate(zip(roles, kinds, strict=True)):
+        silent = all(part in _SILENT for part in parts)
+        behind_result = role == "tool" or _RESULT in parts or (silent and behind_result)
+        found.append(at < answered or (silent and behind_result))
+    return found
+
+
+def _role_of(kind: str) -> str:
+    """The role of an item of the Responses API that has none itself."""
+    return "tool" if kind.endswith("_output") else "assistant"
+
+
+def _kinds(content: object) -> list[object]:
+    if isinstance(content, list):
+        return [part.get("type") if isinstance(part, Mapping) else None for part in content]
+    return ["text"] if content else []
 
 
 def listed(given: object) -> list[Any]:
@@ -91,16 +139,16 @@ def read_ollama_messages(given: object) -> tuple[Message, ...]:
     """
     if not isinstance(given, list):
         raise ApiError("messages must be a list", param="messages")
-    return (
-        read_messages([_as_openai(each, f"messages[{number}]") for number, each in enumerate(given)]) if given else ()
-    )
+    return read_messages(list(map(_as_openai, given))) if given else ()
 
 
-def _as_openai(given: object, param: str) -> object:
+def _as_openai(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
-    if given.get("images"):
-        raise unsupported(param, f"an image ({param})")
+    if images := given.get("images"):
+        texts = [{"type": "text", "text": text}] if (text := given.get("content")) else []
+        many = len(images) if isinstance(images, list) else 1
+        given = {**given, "content": [*texts, *[{"type": "image"}] * many]}
     role, name = given.get("role"), given.get("tool_name")
     role = role.lower() if isinstance(role, str) else role
     if role == "thinking":
@@ -112,7 +160,7 @@ def _as_openai(given: object, param: str) -> object:
     }
 
 
-def _message(given: object, param: str) -> Message:
+def _message(given: object, param: str, *, lacks: bool) -> Message:
     if not isinstance(given, Mapping):
         raise ApiError(f"{param} must be an object", param=param)
     role = given.get("role")
@@ -121,7 +169,7 @@ def _message(given: object, param: str) -> Message:
     said, thought = given.get("content"), ""
     if role == "assistant":
         said, thought = _without_thoughts(said, param)
-    content = read_content(said, role, param)
+    content = "\n".join(result_texts(said)) if role == "tool" else read_content(said, role, param, lacks=lacks)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
     message = {"role": role, "content": content}
@@ -171,10 +219,39 @@ def text_arguments(text: object) -> str:
     return json.dumps({"input": text}, ensure_ascii=False)
 
 
-def read_content(given: Any, role: object, param: str) -> str:
+def result_texts(given: Any, read: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> list[str]:
+    """The texts of a tool's result, which may be any JSON: hosts of MCP and other programs pass on what they get.
+
+    ``read`` gives the text of a part that only one API has.
+    """
+    if given is None:
+        return []
+    if isinstance(given, list) and all(map(_is_part, given)):
+        return [each if isinstance(each, str) else _result_text(each, read(each)) for each in given]
+    return [given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)]
+
+
+def _is_part(given: object) -> bool:
+    if isinstance(given, Mapping):
+        return isinstance(given.get("type"), str) or isinstance(given.get("text"), str)
+    return isinstance(given, str)
+
+
+def _result_text(part: Mapping[str, Any], own: str | None) -> str:
+    """A part's ``own`` text if there is one, that of a resource of MCP's, or what the model reads in its place."""
+    kind, resource = str(part.get("type")), part.get("resource")
+    inner = resource.get("text") if isinstance(resource, Mapping) else None
+    plain = re.sub(r"[^\w.:/-]", "_", kind[:32]) or "unknown"
+    instead = LEFT_OUT.get(kind, _instead(f"a part of the type {plain}"))
+    texts = (own, part.get(_PARTS.get(kind, "text")), inner, instead)
+    return next(text for text in texts if isinstance(text, str))
+
+
+def read_content(given: Any, role: object, param: str, *, lacks: bool = False) -> str:
     """The text of a content, which may come in parts or be absent. Raises ApiError.
 
-    Parts are lines, as in llama.cpp and vLLM, but an assistant's: they are pieces of one answer.
+    Parts are lines, as in llama.cpp and vLLM, but an assistant's: they are pieces of one answer. If a user's message
+    ``lacks`` what is not text, a line says so.
     """
     if given is None:
         return ""
@@ -187,11 +264,12 @@ def read_content(given: Any, role: object, param: str) -> str:
         if not isinstance(part, Mapping):
             raise ApiError(f"a part of {param} must be an object with a type", param=param)
         kind = part.get("type")
-        if role == "tool" and isinstance(kind, str) and kind in LEFT_OUT:
+        if lacks and role == "user" and isinstance(kind, str) and kind in LEFT_OUT:
             texts.append(LEFT_OUT[kind])
             continue
         if not isinstance(kind, str) or kind not in _PARTS:
-            raise unsupported(param, f"a part of the type {str(kind)[:32]!r} ({param})")
+            what = _OTHERS.get(str(kind), f"a part of the type {str(kind)[:32]!r}")
+            raise unsupported(param, f"{what} ({param})")
         text = part.get(_PARTS[kind])
         if not isinstance(text, str):
             raise ApiError(f"a text part of {param} has no text", param=param)

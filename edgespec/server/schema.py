@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from edgespec.server.errors import ApiError
 from edgespec.server.forms import AskedForm
-from edgespec.server.messages import LEFT_OUT, Message
+from edgespec.server.messages import Message, left_out_parts
 from edgespec.text.conversation.hole import Hole
 from edgespec.text.conversation.messages import begun
 
@@ -111,9 +111,7 @@ def request_of(found: dict[str, Any]) -> Request:
             raise ApiError(f"{name} can only be {json.dumps(is_so)} here: the last message is {last}", param=name)
     if found.get("max_tokens") == -1:  # no limit, as in llama.cpp
         del found["max_tokens"]
-    results = [each["content"] for each in found.get("messages", ()) if each["role"] == "tool"]
-    left_out = dict.fromkeys(text for text in LEFT_OUT.values() if any(text in each for each in results))
-    found["warnings"] = (*found.get("warnings", ()), *(f"in a tool's result: {text[1:-1]}" for text in left_out))
+    found["warnings"] = (*found.get("warnings", ()), *left_out_parts(found.get("messages", ())))
     own = found.get("form")
     if own is not None and own.form.kind == "schema" and found.get("tool_choice") not in (None, "auto", "none"):
         del found["form"]  # it is that of a text, and the answer is a call

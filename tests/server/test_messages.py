@@ -156,6 +156,24 @@ def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
     assert found.warnings == tuple(f"in a tool's result: {each}" for each in said)
 
 
+def test_a_document_that_a_tool_has_shown_or_that_was_answered_is_left_out_with_a_warning() -> None:
+    called, shown = [user("x"), assistant([USE])], user([FILES[2]])
+    line = "a document was left out: this model reads text"
+    for history in (
+        [*called, user([result("read")]), shown, assistant("ok"), user("hi")],
+        [*called, user([result("read")]), shown, user("hi")],
+        [*called, user([result("read")]), shown],
+        [*called, user([result("read"), text("a reminder")]), shown],
+        [*called, user([result("read"), FILES[2]])],
+        [user([text("see"), FILES[2]]), assistant("ok"), user("hi")],
+    ):
+        found = read(*history)
+        assert sum(f"[{line}]" in each["content"] for each in found.messages if each["role"] == "user") == 1
+        assert found.warnings == (f"in a user's message: {line}",)
+    for newest in ([user([text("see"), IMAGE])], [*called, user([result("read"), text("see"), IMAGE])]):
+        assert refused(MESSAGES.read, {"messages": newest}).code == "unsupported_parameter"
+
+
 def test_the_order_of_an_assistants_blocks_is_kept() -> None:
     blocks = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -182,8 +200,10 @@ def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
 
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "custom", "name": "Read"}]
+    tools += [{"type": "function", "function": {"name": "Write", "parameters": {"type": "object"}}}]
     found = read(user("hi"), tools=tools)
-    assert [tool["function"]["name"] for tool in found.tools] == ["Read"]
+    assert [tool["function"]["name"] for tool in found.tools] == ["Read", "Write"]
+    assert found.tools[1]["function"]["parameters"] == {"type": "object"}
     assert found.warnings == ("the tool 'web_search_20250305' is not a function and was left out",)
 
 

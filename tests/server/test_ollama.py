@@ -179,6 +179,16 @@ def test_roles_have_capital_letters_and_results_the_name_of_their_function() -> 
     assert (noon["tool_call_id"], noon["name"]) == (clock["id"], "clock")
 
 
+def test_an_image_in_a_result_or_in_a_message_that_was_answered_is_left_out_with_a_warning() -> None:
+    lacks = "an image was left out: this model reads text"
+    shown = {"role": "user", "content": "", "images": ["AA"]}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    result = {"role": "tool", "tool_name": "f", "content": "r", "images": ["AA"]}
+    found = CHAT.read({"messages": [shown, called, result]})
+    assert [each["content"] for each in found.messages] == [f"[{lacks}]", "", f"r\n[{lacks}]"]
+    assert found.warnings == (f"in a user's message: {lacks}", f"in a tool's result: {lacks}")
+
+
 def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> None:
     thought, answer = {"role": "thinking", "content": "hm"}, {"role": "assistant", "content": "yes"}
     found = CHAT.read({"messages": [*HI, thought, answer, *HI]}).messages
@@ -323,9 +333,19 @@ def test_log_probabilities_come_with_the_text(done: Done) -> None:
     assert whole(CHAT, request, part, done)["logprobs"] == [expected]
 
 
-def test_a_stream_that_fails_ends_with_the_error_and_nothing_says_that_it_waits() -> None:
+@pytest.mark.parametrize("face", [CHAT, GENERATE])
+def test_a_line_without_text_says_that_an_answer_waits(face: Face, done: Done) -> None:
+    events, key = face.events(Request()), "message" if face is CHAT else "response"
+    assert events.waiting() == b"", "no answer has begun"
+    events.begin(0, HEAD, 20)
+    waiting = json.loads(events.waiting())
+    assert waiting == {"model": "tiny", "created_at": waiting["created_at"], key: _says(face, ""), "done": False}
+    assert json.loads(events.end(0, done))["done"]
+    assert events.waiting() == b"", "the last line has been sent"
+
+
+def test_a_stream_that_fails_ends_with_the_error() -> None:
     events = CHAT.events(Request())
-    assert events.waiting() == b""
     assert events.fail(ApiError("no memory")) == b'{"error": "no memory"}\n'
 
 

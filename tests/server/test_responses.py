@@ -121,6 +121,18 @@ def test_an_image_in_an_output_is_left_out_with_a_warning() -> None:
     assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
 
 
+def test_an_image_that_a_tool_has_shown_is_left_out_with_a_warning() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "view_image", "arguments": "{}"}
+    shown = {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}
+    items = [HELLO, call, {"type": "function_call_output", "call_id": "1", "output": "attached"}, shown, shown]
+    for more in ([], [HELLO], [{"type": "reasoning", "summary": []}, HELLO]):
+        found = read(input=[*items, *more])
+        assert found.messages[3]["content"].startswith("[an image was left out: this model reads text]")
+        assert found.warnings == ("in a user's message: an image was left out: this model reads text",)
+    asked = {"role": "user", "content": [*shown["content"], {"type": "input_text", "text": "what is it?"}]}
+    assert refused(input=[*items[:3], asked]).message == "an image (input[3]) is not supported"
+
+
 def test_an_earlier_models_call_with_text_is_one_with_an_argument() -> None:
     found = messages(
         HELLO,
@@ -187,7 +199,6 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]},
         {"role": "user", "content": 3},
         {"type": "function_call", "call_id": "1"},
-        {"type": "function_call_output", "call_id": "1", "output": {"x": 1}},
         {"type": "reasoning", "content": [{"type": "reasoning_text"}]},
         {"type": "reasoning", "content": "text"},
         {"type": "function_call", "call_id": {}, "name": "x"},

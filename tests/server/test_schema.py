@@ -10,7 +10,9 @@ from hypothesis import given, strategies as st
 
 from edgespec.decoding.sampling import MOST_BIASED
 from edgespec.server.errors import ApiError
+from edgespec.server.faces.messages import MESSAGES
 from edgespec.server.faces.openai import read_chat, read_completion
+from edgespec.server.faces.responses import read_responses
 from edgespec.server.fields.field import MOST_STOPS
 from edgespec.server.fields.openai import MOST_ANSWERS, MOST_CHOICES, MOST_DOCUMENTS
 from edgespec.server.fields.table import FIELDS
@@ -498,6 +500,53 @@ def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
     assert found.warnings == ("in a tool's result: an image was left out: this model reads text",)
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+def test_an_image_that_was_answered_is_left_out_with_a_warning_and_a_new_one_refused() -> None:
+    asked = user([{"type": "text", "text": "what is it?"}, PICTURE])
+    found = read_chat({"messages": [asked, assistant("ok"), *HI]})
+    assert found.messages[0] == user("what is it?\n[an image was left out: this model reads text]")
+    assert found.warnings == ("in a user's message: an image was left out: this model reads text",)
+    for messages in ([asked], [*HI, assistant("ok"), asked], [asked, assistant("It is")], [asked, assistant("")]):
+        assert "an image (messages[" in refused(read_chat, {"messages": messages}).message
+
+
+@pytest.mark.parametrize(
+    ("given", "read", "lacks"),
+    [
+        ([{"type": "resource", "resource": {"uri": "file:///a", "text": "body"}}], "body", None),
+        ([{"type": "resource", "resource": {"uri": "file:///a", "blob": "AA"}}], None, "resource"),
+        ([{"type": "resource_link", "uri": "file:///a", "name": "a"}], None, "resource_link"),
+        ([{"type": "audio", "data": "AA"}], None, "audio"),
+        ([{"type": "json x", "value": 1}], None, "json_x"),
+        ([{"type": "new", "text": "a"}, {"text": "b"}, "c"], "a\nb\nc", None),
+        ([], "", None),
+        (["a", "b"], "a\nb", None),
+        ([{"ok": 1}, "é"], '[{"ok": 1}, "é"]', None),
+        ({"ok": 1, "é": None}, '{"ok": 1, "é": null}', None),
+        (5, "5", None),
+        (False, "false", None),
+    ],
+)
+def test_a_result_may_be_any_json(given: Any, read: str | None, lacks: str | None) -> None:
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    call = {"id": "a", "function": {"name": "f", "arguments": "{}"}}
+    item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+    content = {"content": given}
+    chat = [*HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", **content}]
+    blocks = [*HI, assistant([use]), user([{"type": "tool_result", "tool_use_id": "a", **content}])]
+    items = [*HI, item, {"type": "function_call_output", "call_id": "a", "output": given}]
+    for found, between in (
+        (read_chat({"messages": chat}), "\n"),
+        (MESSAGES.read({"messages": blocks}), "\n\n"),
+        (read_responses({"input": items}), "\n"),
+    ):
+        what = f"a part of the type {lacks} was left out: this model reads text"
+        assert found.messages[-1]["content"] == (f"[{what}]" if read is None else read.replace("\n", between))
+        assert found.warnings == (() if lacks is None else (f"in a tool's result: {what}",))
+
+
 def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     call = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     given = [
@@ -520,6 +569,23 @@ def test_calls_and_their_results_are_passed_on_and_not_joined() -> None:
     assert (found.tools, found.tool_choice) == ((tool,), "auto")
     for wrong in ("x", {"a": 1}, [{"a": "\0"}], [["a", "\0"]]):
         assert refused(read_chat, {"messages": HI, "tools": wrong}).param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        *((word, word) for word in ("auto", "none", "required")),
+        ("any", "required"),
+        *(({"type": word}, word) for word in ("auto", "none", "required")),
+        ({"type": "any"}, "required"),
+        ({"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+        ({"type": "function", "function": {"name": "f"}}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_a_choice_of_tools_is_read_in_each_form_that_clients_write(given: Any, read: Any) -> None:
+    tool = {"type": "function", "name": "f", "function": {"name": "f"}}
+    assert read_chat({"messages": HI, "tools": [tool], "tool_choice": given}).tool_choice == read
+    assert read_responses({"input": "hi", "tools": [tool], "tool_choice": given}).tool_choice == read
 
 
 def test_a_custom_tools_call_is_one_with_an_argument() -> None:

@@ -181,6 +181,20 @@ def test_a_silent_stream_gets_comments(slow: Running, monkeypatch: pytest.Monkey
     assert events(response)[-1]["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("path", "silence"),
+    [("chat", {"message": {"role": "assistant", "content": ""}}), ("generate", {"response": ""})],
+)
+def test_a_silent_stream_of_ollama_gets_lines_without_text(
+    slow: Running, monkeypatch: pytest.MonkeyPatch, path: str, silence: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(streaming, "KEEP_ALIVE_S", 0.05)
+    asked = {"prompt": path + LONG, "messages": [{"role": "user", "content": path + LONG}]}
+    response = slow.post(f"/api/{path}", **asked, options={"num_predict": 1})
+    first, *_, last = map(json.loads, response.text.splitlines())
+    assert (silence.items() <= first.items(), first["done"], last["done"]) == (True, False, True)
+
+
 @pytest.mark.anyio
 async def test_a_client_that_takes_nothing_ends_its_answer(slow: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     assert app.LONGEST_WRITE_S == 60.0

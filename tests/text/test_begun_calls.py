@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ConstraintError, InvalidRequestError
-from edgespec.text.conversation.call_formats import HERMES, CallFormat
+from edgespec.text.conversation.call_formats import GLM, HERMES, MINICPM, MINIMAX, QWEN_XML, CallFormat
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar.begun_calls import BegunCalls, BegunCallsCursor
 from edgespec.text.grammar.calls import bare_beginning, begun_form
@@ -45,7 +45,7 @@ def constraint(
         return forms.compiled(begun_form(asked, bare=bare)).cursor()
 
     return BegunCalls(
-        marks=form.beginnings,
+        marks=form.begun_by([tool["function"]["name"] for tool in asked.tools]),
         bare=bare_beginning(asked),
         begin=begin,
         thinking=thinking,
@@ -70,6 +70,31 @@ def test_any_token_may_follow_until_a_call_begins_and_after_it_ends(forms: Forms
     for text in (CALL, CALL + "\nMore", CALL + "\n<", f"Hm: {CALL} {CALL}"):
         assert free(cursor, tokenizer, text), text
     assert not free(cursor, tokenizer, f"{CALL} and {CALL[:30]}")
+
+
+@pytest.mark.parametrize(
+    ("form", "about", "begun"),
+    [
+        (HERMES, "It writes `<tool_call>", "It writes: <tool_call>"),
+        (HERMES, 'It writes "<tool_call>', '"<tool_call>" is <tool_call>'),
+        (GLM, "It writes '<tool_call>", "<tool_call>"),
+        (MINICPM, 'In WSDL: <function name="area"/> and <function name="weather"/', 'So: <function name="weather">'),
+        (MINICPM, '`<function name="weather">', '<function <function name="clock">'),
+        (MINIMAX, '<invoke name="rain">, <invoke name="weather"', '<invoke name="weather">'),
+        (QWEN_XML, "<function=weathers> and <function=", "a < b <function=weather>"),
+    ],
+)
+def test_a_text_about_a_mark_begins_no_call(
+    forms: Forms, tokenizer: GgufTokenizer, form: CallFormat, about: str, begun: str
+) -> None:
+    cursor = constraint(forms, tokenizer, form).cursor()
+    for end in range(len(about) + 1):
+        assert free(cursor, tokenizer, about[:end]), about[:end]
+    assert free(cursor, tokenizer, about + "` in front.\n")
+    assert not free(cursor, tokenizer, begun)
+    assert not free(cursor, tokenizer, f"{about}`.\n{begun}")
+    parser = use(form).parser()
+    assert "".join(piece.text for piece in [*parser.feed(f"{about}`."), *parser.flush()]) == f"{about}`."
 
 
 def test_in_a_call_the_mask_is_that_of_its_grammar(forms: Forms, tokenizer: GgufTokenizer) -> None:

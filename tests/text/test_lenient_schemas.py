@@ -162,6 +162,23 @@ def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused(forms: Forms) 
             forms.compiled(call_form(use(HERMES, strict), ["clock", strict[0]["function"]["name"]], several=False))
 
 
+@pytest.mark.parametrize(
+    ("inner", "why"),
+    [
+        ({"type": "array", "uniqueItems": True}, 'no form can keep ["uniqueItems"]'),
+        ({"type": "string", "format": "binary"}, "no form can keep the format binary"),
+    ],
+)
+def test_a_refused_strict_tool_names_the_keyword_and_shows_no_grammar(
+    forms: Forms, inner: dict[str, Any], why: str
+) -> None:
+    strict = tool("send", {"to": inner}, "to", strict=True)
+    with pytest.raises(InvalidRequestError) as raised:
+        forms.compiled(call_form(use(HERMES, (strict,)), ["send"], several=False))
+    assert raised.value.message == f"a call of these tools cannot be followed: {why}"
+    assert raised.value.hint == "leave strict out"
+
+
 @pytest.mark.parametrize("style", [QWEN_XML, LFM2], ids=["marks", "Python"])
 def test_arguments_that_are_not_json_have_their_types_too(forms: Forms, style: CallFormat) -> None:
     own = tool("set", {"to": {"type": "FLOAT", "minimum": None}, "on": {"type": "int", "maximum": 3}}, "to")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def user(content: str = "hello") -> Message:
     return {"role": "user", "content": content}
 
 
-def said(content: str = "", *calls: str, **more: Any) -> Message:
+def said(content: str | None = "", *calls: str, **more: Any) -> Message:
     """The assistant's message, with calls of these ids."""
     called = [{"id": own, "type": "function", "function": {"name": f"f{own}", "arguments": "{}"}} for own in calls]
     return {"role": "assistant", "content": content, **({"tool_calls": called} if calls else {}), **more}
@@ -83,10 +84,23 @@ def test_neighbours_are_joined_where_the_order_of_what_they_say_stays(given: Any
         ([said("", "call_1|fc_1"), result("call_1|fc_1")], [result("call_1|fc_1", "fcall_1|fc_1")]),
         ([said("", "5"), {**result("5"), "tool_call_id": 5}], [result("5", "f5")]),
         ([said("", "i" * 200), result("i" * 200)], [result("i" * 200, "f" + "i" * 200)]),
+        ([said("", "a", "b"), result("x"), result("y")], [result("a", "fa"), result("b", "fb")]),
+        ([said("", "a", "b"), result("x"), result("a")], [result("b", "fb"), result("a", "fa")]),
+        ([said("", "a", "b"), result("x", "fb"), result("y", "other")], [result("b", "fb"), result("y", "other")]),
+        ([said("", "a", "b"), {"role": "tool", "content": "found", "name": "fb"}], [result("b", "fb")]),
     ],
 )
 def test_results_are_taken_as_they_are_with_their_functions_name(given: Any, read: list[Message]) -> None:
     assert read_conversation(given)[-len(read) :] == read
+
+
+def test_calls_of_one_answer_with_the_same_id_get_different_ids_and_their_results_too() -> None:
+    calls = [{"id": "x", "function": {"name": name, "arguments": "{}"}} for name in ("alpha", "beta", "gamma")]
+    calls.insert(1, {**calls[2], "id": "x_2"})
+    read = read_conversation([user(), said("", tool_calls=calls), *[result("x")] * 3, result("x_2")])
+    assert [each["id"] for each in read[1]["tool_calls"]] == ["x", "x_2", "x_3", "x_4"]
+    assert read[2:] == [result("x", "alpha"), result("x_3", "beta"), result("x_4", "gamma"), result("x_2", "gamma")]
+    assert read_conversation(read) == read
 
 
 def test_half_of_a_character_is_read_as_the_replacement_character() -> None:
@@ -98,6 +112,22 @@ def test_half_of_a_character_is_read_as_the_replacement_character() -> None:
     assert {asked["content"], called["content"], called["reasoning_content"], found["content"]} == {whole}
     assert {called["tool_calls"][0]["id"], found["tool_call_id"], found["name"], function["name"]} == {whole}
     assert function["arguments"] == '{"a": "log \ufffd", "b": "log \ufffd"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ('{"a": "x\ny\t\0", "b": 1}', {"a": "x\ny\t\0", "b": 1}),
+        ('{"a": [NaN, -Infinity, 1e999, 1.5], "b": 1}', {"a": [None, None, None, 1.5], "b": 1}),
+        ('{"a": "x', {}),
+    ],
+)
+def test_arguments_of_earlier_calls_are_kept_as_far_as_they_can_be_read(given: Any, read: Any) -> None:
+    call = {"id": "a", "function": {"name": "f", "arguments": given}}
+    *_, called = read_conversation([user(), said("", tool_calls=[call])])
+    arguments = called["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == read
+    assert read_conversation([user(), called]) == [user(), called]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +164,8 @@ def test_an_assistants_last_message_is_begun_and_an_empty_one_is_the_answers_pla
 
 KINDS = [
     user("u"), said("t"), said(""), said("", "a"), said("t", "a", "b"), said("t", reasoning_content="r"),
-    said("", "b", thinking="r"), result("a"), result("unknown"), {"role": "tool", "content": ""}, SYSTEM,
-    {"role": "developer", "content": ""},
+    said("", "b", thinking="r"), said("", "a", "a"), result("a"), result("unknown"), {"role": "tool", "content": ""},
+    SYSTEM, {"role": "developer", "content": ""},
 ]  # fmt: skip
 
 

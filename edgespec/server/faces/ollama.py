@@ -68,7 +68,7 @@ class _Lines:
     def __init__(self, said: _Said, request: Request) -> None:
         self._said = said
         self._request = request
-        self._head: Head | None = None
+        self._head: Head | None = None  # of the answer that is sent
 
     def begin(self, index: int, head: Head, prompt_tokens: int) -> bytes:
         self._head = head
@@ -80,7 +80,9 @@ class _Lines:
 
     def end(self, index: int, done: Done) -> bytes:
         assert self._head is not None
-        return line({**self._begun(), **self._said(Part()), **_ended(self._head, done)})
+        last = line({**self._begun(), **self._said(Part()), **_ended(self._head, done)})
+        self._head = None
+        return last
 
     def finish(self, answers: Sequence[Done]) -> bytes:
         return b""
@@ -89,8 +91,8 @@ class _Lines:
         return line(error(error_))
 
     def waiting(self) -> bytes:
-        """A line is an object, and none says nothing."""
-        return b""
+        """A line with an empty text: Node's fetch ends a body that says nothing for five minutes."""
+        return b"" if self._head is None else self.part(0, Part())
 
     def _begun(self) -> dict[str, Any]:
         assert self._head is not None

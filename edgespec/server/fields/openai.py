@@ -75,7 +75,7 @@ _PROMPT: Schema = {"type": "string"}
 _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MOST_WHOLE}, "minItems": 1}
 _SEVERAL: Schema = {"type": "array", "items": {"anyOf": [_PROMPT, _IDS]}, "minItems": 1}
 _PROMPTS: Schema = {"anyOf": [_PROMPT, _IDS, _SEVERAL]}
-CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required"]}, {"type": "object"}]}
+CHOICE: Schema = {"anyOf": [{"enum": [None, "auto", "none", "required", "any"]}, {"type": "object"}]}
 _TOP = whole(0, MOST_TOP)
 _TOKENS: Schema = {
     "type": ["array", "null"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,6 +24,7 @@ _FILLED = {
 }
 _READ = ("{name}", "{key}", "{kind}")
 _CUTS = re.compile("(" + "|".join(map(re.escape, _FILLED)) + ")")
+_NAMED_TAG = re.compile(r'\{name\}"?>\Z')
 
 
 class Mark:
@@ -130,6 +131,18 @@ class CallFormat:
     def beginnings(self) -> tuple[str, ...]:
         """What certainly begins calls anywhere in an answer."""
         return self.begins or self.openings
+
+    def begun_by(self, names: Collection[str]) -> tuple[str, ...]:
+        """What certainly begins calls of functions with these names.
+
+        A tag that holds the name is whole, as other markup begins like it.
+        """
+        tags = {Mark(head).parts[0]: head for head in self.heads if _NAMED_TAG.search(head)}
+        return tuple(
+            tags[text].replace("{name}", name) if text in tags else text
+            for text in self.beginnings
+            for name in (names if text in tags else ("",))
+        )
 
     @property
     def marks(self) -> tuple[str, ...]:

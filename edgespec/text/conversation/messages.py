@@ -7,7 +7,9 @@ again changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count, islice, takewhile
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -187,27 +189,67 @@ def _thinking(given: Mapping[str, Any], where: str) -> Message:
 
 
 def _name_results(messages: list[Message]) -> None:
-    """Give each result the name of the function it comes from.
-
-    One without an id answers the first open call, of the function that it names if there is one.
-    """
-    names, still_open, before = dict[str, str](), dict[str, None](), ""
-    for message in messages:
+    """Give each result the id of the call that it answers, and the name of its function."""
+    calls, before, awaited = _OpenCalls(), "", set[str | None]()
+    for at, message in enumerate(messages):
         if message["role"] != "tool" and before != "assistant":
-            still_open.clear()
+            calls.clear()
         for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-            still_open[call["id"]] = None
-        if (before := message["role"]) == "tool":
-            answered, own_name = message.pop("tool_call_id"), message.pop("name")
-            if answered is None:
-                of_name = (each for each in still_open if names[each] == own_name)
-                answered = next(of_name, next(iter(still_open), _NO_CALL))
-            still_open.pop(answered, None)
-            message["tool_call_id"] = answered
-            name = names.get(answered, own_name)
+            calls.add(call)
+        if message["role"] == "tool":
+            if before != "tool":
+                row = takewhile(lambda each: each["role"] == "tool", islice(messages, at, None))
+                awaited = {each["tool_call_id"] for each in row}
+            own_name = message.pop("name")
+            message["tool_call_id"] = answered = calls.answered(message["tool_call_id"], own_name, awaited)
+            name = calls.names.get(answered, own_name)
             if isinstance(name, str) and name:
                 message["name"] = mended(name)
+        before = message["role"]
+
+
+class _OpenCalls:
+    """The calls without a result, in order, each with another id: models and clients write one twice.
+
+    ``names`` has the functions of all calls so far, by their ids.
+    """
+
+    def __init__(self) -> None:
+        self.names = dict[str, str]()
+        self._open = dict[str, None]()
+        self._renamed = defaultdict[str, deque[str]](deque)
+        self._numbers = count(2)
+
+    def clear(self) -> None:
+        """No call waits for a result any more."""
+        self._open.clear()
+        self._renamed.clear()
+
+    def add(self, call: Message) -> None:
+        """One more call, which gets another id if an open one has its id."""
+        given = call["id"]
+        if given in self._open:
+            numbered = (f"{given}_{number}" for number in self._numbers)
+            call["id"] = next(each for each in numbered if each not in self._open)
+            self._renamed[given].append(call["id"])
+        self.names[call["id"]] = call["function"]["name"]
+        self._open[call["id"]] = None
+
+    def answered(self, given: str | None, name: object, awaited: Collection[str | None]) -> str:
+        """The id of the call that a result answers.
+
+        A result without an id, or with an id that no call had, answers the first open call of the function that it
+        names. If it names none, that is the first one. None of them is ``awaited``: another result has its id.
+        """
+        own = given
+        if given is None or given not in self.names:
+            free = [each for each in self._open if each not in awaited]
+            of_name = [each for each in free if self.names[each] == name]
+            own = next(iter(of_name or ([] if given and name else free)), given)
+        elif given not in self._open and self._renamed[given]:
+            own = self._renamed[given].popleft()
+        self._open.pop(own or "", None)
+        return _NO_CALL if own is None else own
 
 
 # The id of a result that has none while no call is open.

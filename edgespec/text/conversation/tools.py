@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
+from edgespec.files.checked import finite, no_constant
 from edgespec.text.chat_template.budget import INTEGER_BITS
 from edgespec.text.conversation.call_formats import MOST_NAME
 from edgespec.text.plain import mended, plain
@@ -81,8 +82,10 @@ def _listed(tools: object) -> tuple[Message, ...]:
 
 
 def _tool(number: int, tool: Any) -> Message:
+    if isinstance(tool, dict) and "function" not in tool and "name" in tool:  # as in Responses
+        tool = {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}}
     function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or tool.get("type", "function") != "function":
+    if not isinstance(function, dict) or tool.get("type") not in (None, "function"):
         raise InvalidRequestError(
             f"tool {number} is not a function", hint='a tool is {"type": "function", "function": {"name": ...}}'
         )
@@ -97,8 +100,10 @@ def _tool(number: int, tool: Any) -> Message:
     if not isinstance(described.get("description", ""), str):
         raise InvalidRequestError(f"the description of the tool {name} is not text")
     parameters = described["parameters"]
+    parameters = {} if parameters == [] else parameters  # PHP's empty object
     if isinstance(parameters, dict):  # Go writes null for what is absent
         absent = [key for key in ("properties", "required") if key in parameters and parameters[key] is None]
+        absent += ["properties"] if parameters.get("properties") == [] else []
         parameters = described["parameters"] = {key: each for key, each in parameters.items() if key not in absent}
     if not isinstance(parameters, dict) or not isinstance(parameters.get("properties", {}), dict):
         raise InvalidRequestError(f"the parameters of the tool {name} are not a JSON schema of an object")
@@ -167,7 +172,7 @@ def _arguments(given: object) -> str:
     """
     text = given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
     try:
-        arguments = json.loads(text or "{}")
+        arguments, text = _json(text or "{}")
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
@@ -179,7 +184,24 @@ def _arguments(given: object) -> str:
         copied(arguments, "an argument")
     except InvalidRequestError:
         return "{}"
-    return text or "{}"
+    return text
+
+
+def _json(text: str) -> tuple[Any, str]:
+    """The value of a text, and the text as JSON. Raises ValueError.
+
+    Models and clients also write control characters in texts as they are, and numbers that are not finite: null.
+    """
+    try:
+        return json.loads(text, parse_constant=no_constant, parse_float=finite), text
+    except ValueError:
+        value = json.loads(text, strict=False, parse_constant=_finite, parse_float=_finite)
+        return value, json.dumps(value, ensure_ascii=False)
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def _check_keys(names: Mapping[str, Any], tool: str) -> None:

@@ -17,6 +17,8 @@ from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # Characters before the name in a call without marks: its beginning is looked for in each token's text.
 _LONGEST_HEAD = 200
+# Directly in front of a mark they say that the text is about it.
+_QUOTES = ("`", '"', "'")
 
 
 class CallCursor(Cursor, Protocol):
@@ -31,7 +33,8 @@ class CallCursor(Cursor, Protocol):
 class BegunCalls:
     """The constraint of an answer that may call tools.
 
-    ``marks`` begin a call anywhere, and a text that fits ``bare``, if there is one, where the answer begins.
+    ``marks`` begin a call anywhere but behind a quote, and a text that fits ``bare``, if there is one, where the
+    answer begins.
     ``begin`` gives the cursor of a call, which is bare or not: None binds nothing. Between the marks of
     ``thinking``, which the prompt has opened if ``inside``, no call begins.
     """
@@ -52,7 +55,8 @@ class BegunCalls:
 class _Place:
     """Where the answer stands behind one of its tokens.
 
-    Outside of calls ``text`` is that of the tokens from ``first`` on. In a call ``first`` is its first token.
+    Outside of calls ``text`` is that of the tokens from ``first`` on: what may become a mark, and a character before
+    it. In a call ``first`` is its first token.
     ``thinks``: in thinking. ``said``: there was text outside of calls and thinking.
     """
 
@@ -161,16 +165,22 @@ class BegunCallsCursor:
             return replace(place, text=text[-len(self._closing) :])
         if self._opens_thinking(text, said=place.said):
             return _Place(behind, thinks=True, said=place.said)
-        bare, found = self._form.bare, [at for mark in self._marks if (at := text.find(mark)) >= 0]
-        if found:
-            return self._begun(_Place(self._token_of(place.first, min(found)), said=place.said))
+        begun = self._mark_in(text, len(place.text))
+        if begun is not None:
+            return self._begun(_Place(self._token_of(place.first, begun), said=place.said))
+        bare = self._form.bare
         if bare is not None and not place.said and bare.match(text):
             return self._begun(_Place(place.first, bare=True))
         if not place.said and self._may_begin(text):
             return replace(place, text=text)
-        partial = overlap(text, self._watched)
-        first = self._token_of(place.first, len(text) - partial) if partial else behind
+        kept = overlap(text, self._watched) + 1
+        first = self._token_of(place.first, max(0, len(text) - kept))
         return _Place(first, "".join(map(self._written, self._tokens[first:])), said=True)
+
+    def _mark_in(self, text: str, read: int) -> int | None:
+        """Where the first mark is that begins a call and ends behind the ``read`` characters; None without one."""
+        places = (text.find(mark, max(0, read - len(mark) + 1)) for mark in self._marks)
+        return min((at for at in places if at >= 0 and not text[:at].endswith(_QUOTES)), default=None)
 
     @property
     def _watched(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
 _MOST_KEPT, _MOST_KEPT_BYTES = 64, 160 * 1024
 _LONGEST_SAID = 300
 # What llguidance calls by names in its code.
-_PLAINER = {"NoExtensionBias": "it refers to itself without an end", "<non-verbose/>": ""}
+_PLAINER = {
+    "NoExtensionBias": "it refers to itself without an end",
+    "<non-verbose/>": "",
+    "failed to compile JSON schema: ": "",
+    "Unimplemented keys: ": "no form can keep ",
+    "Unknown format: ": "no form can keep the format ",
+}
+# The place in a grammar of calls and the lines around it, which are not the client's.
+_OUR_LINES = re.compile(r"^at \d+\(\d+\): |\n +\d+ \|.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +305,11 @@ def _grammar(form: Form) -> str:
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:
-    what, param = ("a call of these tools", "tools") if form.kind == "call" else (f"this {form.kind}", form.kind)
-    return InvalidRequestError(f"{what} cannot be followed: {_said(why)}", param=param)
+    if form.kind != "call":
+        return InvalidRequestError(f"this {form.kind} cannot be followed: {_said(why)}", param=form.kind)
+    why = _said(_OUR_LINES.sub("", why))
+    hint = "leave strict out" if '"lenient": false' in form.text else None
+    return InvalidRequestError(f"a call of these tools cannot be followed: {why}", hint=hint, param="tools")
 
 
 def _said(text: str) -> str:
