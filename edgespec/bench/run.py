@@ -204,9 +204,11 @@ def _answer(
 
 
 def read_answer(generation: Generation) -> tuple[Done, tuple[RoundRecord, ...]]:
-    """Read a whole answer: its end, and its rounds."""
+    """Read a whole answer: its end, and its rounds. Raises CancelledError for one that was cancelled or closed."""
     with generation:
         events = list(generation)
     done = events[-1]
     assert isinstance(done, Done)  # a generation that does not raise ends with Done
+    if done.finish_reason == "cancelled":  # its tokens and times are those of another answer
+        raise CancelledError("the answer was cancelled before it was complete")
     return done, tuple(event.record for event in events if isinstance(event, Round))

@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,10 @@ from edgespec.decoding.pipelined.loop import PipelinedLoop
 from edgespec.decoding.sampling import Sampling
 from edgespec.decoding.verify import TreeVerdict, Verdict
 from edgespec.drafters.model import ModelDraftState
+from edgespec.engine.answer import Generation
 from edgespec.engine.engine import Engine
+from edgespec.engine.session import Session
+from edgespec.errors import CancelledError
 from edgespec.files.home import Home
 from edgespec.interfaces.drafting import DraftTree, values_trees
 from tests.support.kernel_calls import require_native
@@ -159,6 +163,25 @@ def test_near_exactness_checks_only_the_requested_depth(tiny: TinyModels) -> Non
             assert depths_to_check(engine) == (3,)
         else:
             assert depths_to_check(engine) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_an_answer_that_is_cancelled_is_not_called_a_divergence(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    generate, asked = Session.generate, []
+
+    def cancelled(self: Session, *given: Any, **fields: Any) -> Generation:
+        answer = generate(self, *given, **fields)
+        asked.append(answer)
+        if len(asked) == cut:
+            self.cancel()
+        return answer
+
+    monkeypatch.setattr(Session, "generate", cancelled)
+    with pytest.raises(CancelledError, match="before it was complete"):
+        check_equality(engine, PROMPTS, max_tokens=8)
+    assert len(asked) == cut
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 39, 40, 100])
