@@ -298,8 +298,9 @@ class MemoryLimit:
 def memory_limits() -> list[MemoryLimit]:
     """Every limit on this process's memory, from its own group up to the root; all apply together."""
     # Version 1's prefix "total_" includes subgroups.
-    found = _limits(_folders("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-    return found + _limits(_folders(""), "memory.max", "memory.current", "")
+    found = _limits(_folders("memory"), ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
+    # Above "high" the system slows a process down and takes its memory back: systemd and Kubernetes set it.
+    return found + _limits(_folders(""), ("memory.max", "memory.high"), "memory.current", "")
 
 
 def processor_limit() -> int | None:
@@ -318,17 +319,19 @@ def processor_limit() -> int | None:
     return min(limits, default=None)
 
 
-def _limits(folders: Iterator[Path], limit_name: str, used_name: str, prefix: str) -> list[MemoryLimit]:
+def _limits(folders: Iterator[Path], limit_names: Sequence[str], used_name: str, prefix: str) -> list[MemoryLimit]:
     # Page cache counts as used in a group but is freed on demand, as in the machine's own count of available memory:
     # all of it, because weights that were mapped twice are in the active list.
     cache = [f"{prefix}{each}" for each in ("inactive_file", "active_file")]
     found = []
     for folder in folders:
-        limit, used = _text(folder / limit_name), _text(folder / used_name)
-        if not _is_count(limit):
+        stated = [_text(folder / name) for name in limit_names]
+        limit = min(map(int, filter(_is_count, stated)), default=None)
+        if limit is None:
             continue
-        left = int(limit) - (int(used) if _is_count(used) else 0) + _statistics(folder, cache)
-        found.append(MemoryLimit(int(limit), max(0, min(int(limit), left))))
+        used = _text(folder / used_name)
+        left = limit - (int(used) if _is_count(used) else 0) + _statistics(folder, cache)
+        found.append(MemoryLimit(limit, max(0, min(limit, left))))
     return found
 
 
