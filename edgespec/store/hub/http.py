@@ -143,7 +143,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             code == "GatedRepo",
             DownloadError,
             f"{wanted.repo} is gated: accept its terms first (HTTP {status})",
-            f"accept them on {page}, then run: hf auth login",
+            f"accept them on {page}, then run: hf auth login (or set HF_TOKEN)",
         ),
         (
             code == "RevisionNotFound",
@@ -161,13 +161,13 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             code == "RepoNotFound" or (status == 404 and not code),
             DownloadError,
             f"the hub has no repository {wanted.repo}, or it is private (HTTP {status})",
-            "check the name; for a private repository run: hf auth login",
+            "check the name; for a private repository run: hf auth login (or set HF_TOKEN)",
         ),
         (
             status == 401,
             DownloadError,
             f"{host} requires a valid token for {wanted.repo} (HTTP 401)",
-            "run: hf auth login (or correct HF_TOKEN)",
+            "run: hf auth login (or set HF_TOKEN)",
         ),
         (
             status == 403,
