@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import quote, unquote
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import DownloadError, InvalidRequestError
 from edgespec.files.checked import Length, Range, Sha256, is_line
 from edgespec.files.disk import expanded, is_folder, is_there
 from edgespec.files.gguf.names import part_name
@@ -25,6 +26,14 @@ _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/"
 _PAGES = ("blob", "resolve", "raw", "tree")
 
 
+def hub_cache(environ: Mapping[str, str], user: Path) -> Path:
+    """The folder of the hub's cache, where huggingface_hub has it too. An empty variable counts as unset."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+    hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub
+    return Path(os.path.expandvars(expanded(named)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """How far the network may be used, and for which hub.
@@ -35,6 +44,14 @@ class Network:
     offline: bool = False
     endpoint: str | None = None
     cache: Path | None = None
+
+    @property
+    def hub_cache(self) -> Path:
+        """The folder of the hub's cache. Raises DownloadError if the variables leave it unknown."""
+        cache = self.cache or hub_cache(os.environ, expanded("~"))
+        if str(cache).startswith(("~", "$")):  # nothing has said what this stands for
+            raise DownloadError(f"the hub's cache {cache} is no whole path", hint="set HF_HOME to an absolute path")
+        return cache
 
 
 ONLINE = Network()
