@@ -158,7 +158,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             code == "RevisionNotFound",
             DownloadError,
             f"{wanted.repo} has no revision {wanted.revision!r}",
-            "check the part after @",
+            "check the part after @; a quantisation is ORG/REPO:QUANT",
         ),
         (
             code == "EntryNotFound",
