@@ -172,7 +172,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
 
 def _file_in(folder: Path) -> Path:
     """The first file of the only model in a folder; the model may be split. Raises ModelFileError."""
-    files = [folder / name for name in models_among(path.name for path in sorted(folder.glob("*.gguf")))]
+    files = [folder / name for name in models_among(sorted(path.name for path in folder.glob("*")))]
     names = [part_name(path.name) for path in files]
     models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}
     if not models and any(folder.glob("*.safetensors")):

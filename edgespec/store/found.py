@@ -112,10 +112,14 @@ def _lm_studio(folders: ModelFolders, ignored: Ignored) -> Iterator[FoundModel]:
                 yield model
 
 
+def _is_model(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and not is_auxiliary(path.name)
+
+
 def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
     """The files of each model, parts in order; models with a missing part are ignored."""
     sets: dict[Path, dict[str, Path]] = {}
-    for path in files_below(folder, ignored, lambda path: path.suffix == ".gguf" and not is_auxiliary(path.name)):
+    for path in files_below(folder, ignored, _is_model):
         name = part_name(path.name)
         if name is None:
             yield [path]
