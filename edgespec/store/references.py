@@ -52,7 +52,9 @@ class Network:
         """The folder of the hub's cache. Raises DownloadError if the variables leave it unknown."""
         cache = self.cache or hub_cache(os.environ, expanded("~"))
         if str(cache).startswith(("~", "$")):  # nothing has said what this stands for
-            raise DownloadError(f"the hub's cache {cache} is no whole path", hint="set HF_HOME to an absolute path")
+            raise DownloadError(
+                f"the hub's cache {cache} is not an absolute path", hint="set HF_HOME to an absolute path"
+            )
         return cache
 
 

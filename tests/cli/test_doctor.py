@@ -246,17 +246,17 @@ def test_doctor_reports_settings_of_the_hub_that_cannot_be_used(
     here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
-        raise UnreachableError("a time is no number", hint="correct it")
+        raise UnreachableError("a time is not a number", hint="correct it")
 
     monkeypatch.setattr(module, "hub_settings", fail)
     monkeypatch.setenv("HF_HUB_CACHE", "/cache")
     report = here("doctor", "--json").json
-    assert report["problems"] == ["a time is no number: correct it"]
+    assert report["problems"] == ["a time is not a number: correct it"]
     assert report["disk"]["hub_cache"] == "/cache"
-    monkeypatch.setenv("HF_HUB_CACHE", "~nobody-here/cache")
+    monkeypatch.setenv("HF_HUB_CACHE", "~no-such-user/cache")
     report = here("doctor", "--json").json
     assert report["problems"] == [
-        "the hub's cache ~nobody-here/cache is no whole path: set HF_HOME to an absolute path"
+        "the hub's cache ~no-such-user/cache is not an absolute path: set HF_HOME to an absolute path"
     ]
     assert report["disk"]["hub_cache"] is None
 

@@ -266,7 +266,7 @@ def test_files_of_the_hub_are_kept_where_they_are_found(
     assert fetch_hub_file(WANTED, Network(endpoint=hub.endpoint)).path.is_relative_to(tmp_path / cache)
 
 
-@pytest.mark.parametrize("home", ["~nobody-here/hf", "$NOT_SET/hf"])
+@pytest.mark.parametrize("home", ["~no-such-user/hf", "$NOT_SET/hf"])
 def test_a_cache_below_a_folder_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HOME", home)
