@@ -16,7 +16,7 @@ from edgespec.cli.parser import SETTINGS, Command, Group
 from edgespec.cli.terminal.output import ProgressPrinter, State, cells, note, padded, print_json
 from edgespec.errors import ESCAPES, DownloadError, EdgespecError, InvalidRequestError, ModelNotFoundError
 from edgespec.files.atomic import sha256_of_parts
-from edgespec.files.disk import counted, megabytes
+from edgespec.files.disk import counted, is_there, megabytes
 from edgespec.files.home import home
 from edgespec.store.catalogue import catalogue, lookup
 from edgespec.store.families import models_by_name
@@ -28,6 +28,7 @@ from edgespec.store.references import (
     LocalPath,
     ModelSpec,
     Network,
+    named_on_hub,
     parse_reference,
     spec_of_hub_reference,
 )
@@ -100,8 +101,10 @@ def _fetchable(text: str) -> CatalogueName | HubReference:
             f"{text} is a model of Ollama, which fetches it", hint=f"`ollama pull {text.removeprefix('ollama:')}`"
         )
     if isinstance(reference, LocalPath):
+        meant = None if is_there(reference.path) else named_on_hub(reference.path)
         raise InvalidRequestError(
-            f"{text} is a path, so there is nothing to download", hint="use the path as MODEL in other commands"
+            f"{text} is a path, so there is nothing to download",
+            hint="use the path as MODEL in other commands" if meant is None else f"a file of the hub is {meant}",
         )
     if isinstance(reference, CatalogueName):
         lookup(reference.name, to_fetch=True, others=models_by_name())  # raises before anything is downloaded

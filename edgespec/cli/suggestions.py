@@ -172,5 +172,5 @@ def _paths(incomplete: str, suffix: str | None) -> Iterator[Suggestion]:
     except OSError:
         return
     for entry in entries:
-        if entry.name.startswith(name) and (is_folder(entry) or suffix in (None, entry.suffix)):
+        if entry.name.startswith(name) and (is_folder(entry) or suffix in (None, entry.suffix.lower())):
             yield f"{begun}{entry.name}{'/' if is_folder(entry) else ''}", ""

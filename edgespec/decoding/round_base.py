@@ -29,6 +29,7 @@ from edgespec.interfaces.model import (
     PREFILL_CHUNK_TOKENS,
     BatchedSequence,
     Company,
+    MappedSequence,
     MixtureSequence,
     Sequence as TokenSequence,
 )
@@ -142,6 +143,8 @@ class Rounds(ABC):
                 "with room for at least one answer token",
                 hint="shorten the prompt or use a larger context (--context)",
             )
+        if isinstance(target, MappedSequence):
+            target.check_file()
         # The last token is always fed alone, at width 1, even if it was cached: a repeated prompt, which is wholly
         # cached, then begins its answer as it did the first time.
         target.rewind(min(target.length, len(history) - 1))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import ModelFileError
 from edgespec.files.disk import is_folder
 from edgespec.files.gguf.header import read_header, to_convert
-from edgespec.files.gguf.names import models_among, part_name
+from edgespec.files.gguf.names import MERGE_ADAPTER, models_among, part_name
 from edgespec.files.gguf.records import GgufHeader
 from edgespec.files.onnx.artefact import OnnxArtefact
 from edgespec.files.onnx.folder import is_onnx_folder, read_onnx_folder
@@ -153,6 +153,8 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
             "it is an image projector of a multimodal model, not a model",
             hint="name the model's own .gguf file, which lies in the same folder",
         )
+    if header.metadata.get("general.type") == "adapter":
+        raise ModelFileError(first, "it is an adapter (LoRA) of a model, not a model", hint=MERGE_ADAPTER)
     digest = hashlib.sha256()
     for number, part in enumerate(header.parts):
         status = part.path.stat()
@@ -170,7 +172,7 @@ def read_model_file(path: Path, others: Sequence[Path] = ()) -> LocatedModel:
 
 def _file_in(folder: Path) -> Path:
     """The first file of the only model in a folder; the model may be split. Raises ModelFileError."""
-    files = [folder / name for name in models_among(path.name for path in sorted(folder.glob("*.gguf")))]
+    files = [folder / name for name in models_among(sorted(path.name for path in folder.glob("*")))]
     names = [part_name(path.name) for path in files]
     models = {path.name if name is None else name.first: path for path, name in zip(files, names, strict=True)}
     if not models and any(folder.glob("*.safetensors")):

@@ -47,8 +47,9 @@ _CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "x86_pkg_temp", "cpu", "soc_t
 # Processors shut down around 100 to 115 degrees; a sensor above this, or not above zero, is broken.
 _TOO_HOT_TO_BE_TRUE_C = 150.0
 
-# What psutil's sensors raise on platforms without them and on odd entries below /sys.
-_SENSOR_FAILURES = (AttributeError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
+# What psutil raises on platforms without a figure, where a container or a sandbox hides /proc, and on odd entries of
+# /proc and /sys.
+PSUTIL_FAILURES = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError, psutil.Error)
 
 # A name is worth no longer wait; after it the generic name is used.
 _SYSCTL_TIMEOUT_S = 2.0
@@ -104,7 +105,7 @@ def allowed_processors() -> frozenset[int]:
             return frozenset(os.sched_getaffinity(0))
         process: Any = psutil.Process()
         return frozenset(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else frozenset()
-    except (OSError, RuntimeError, psutil.Error):
+    except PSUTIL_FAILURES:
         return frozenset()
 
 
@@ -133,7 +134,10 @@ def physical_cores(allowed: frozenset[int]) -> int | None:
     threads = [_text(_PROCESSORS / f"cpu{number}" / "topology" / "thread_siblings_list") for number in allowed]
     if threads and all(threads):
         return len(set(threads))
-    logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
+    try:
+        logical, physical = psutil.cpu_count(), psutil.cpu_count(logical=False)
+    except PSUTIL_FAILURES:
+        return None
     if not allowed or not logical or not physical:
         return physical
     # Without a description of the cores: Linux numbers the first threads of all cores, then the second ones; Windows
@@ -208,12 +212,22 @@ def _name_from_registry() -> str | None:
 
 def memory_bytes() -> tuple[int, int]:
     """(total, available) bytes for this process: the machine's, or its control groups' if less."""
-    memory = psutil.virtual_memory()
-    total, available = int(memory.total), int(memory.available)
+    whole, available = _memory_of_machine()
+    total = whole
     for group in memory_limits():
-        if group.limit_bytes < memory.total:
+        if group.limit_bytes < whole:
             total, available = min(total, group.limit_bytes), min(available, group.left_bytes)
     return total, max(0, available)
+
+
+def _memory_of_machine() -> tuple[int, int]:
+    """(total, available) bytes, by psutil or else by the system: without its cache of files, which could be freed."""
+    try:
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
+    except PSUTIL_FAILURES:
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def process_bytes() -> int:
@@ -222,12 +236,12 @@ def process_bytes() -> int:
     Linux counts pages of mapped files as available, also while they are in use. A browser that was opened is in
     another session and works for itself.
     """
-    held, process = 0, psutil.Process()
-    children = list[psutil.Process]()
-    with contextlib.suppress(psutil.Error, OSError):  # a sandbox may refuse to list processes
-        children = process.children(recursive=True)
-    for each in (process, *children):
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended
+    held, processes = 0, list[psutil.Process]()
+    with contextlib.suppress(*PSUTIL_FAILURES):  # a sandbox may refuse to list processes
+        processes.append(psutil.Process())
+        processes += processes[0].children(recursive=True)
+    for each in processes:
+        with contextlib.suppress(*PSUTIL_FAILURES):  # it has ended
             memory: Any = each.memory_info()
             if sys.platform == "win32" or os.getsid(each.pid) == os.getsid(0):
                 held += int(memory.rss - (memory.shared if sys.platform == "linux" else 0))
@@ -238,7 +252,7 @@ def power_source() -> PowerSource | None:
     """The current power source; None if the system does not report it."""
     try:
         battery = psutil.sensors_battery()
-    except _SENSOR_FAILURES:
+    except PSUTIL_FAILURES:
         return None
     if battery is None or battery.power_plugged is None:
         return None
@@ -248,7 +262,7 @@ def power_source() -> PowerSource | None:
 def _temperature_c() -> float | None:
     try:
         by_sensor = psutil.sensors_temperatures()
-    except _SENSOR_FAILURES:
+    except PSUTIL_FAILURES:
         return None
     readings = [
         float(reading.current)
@@ -284,8 +298,9 @@ class MemoryLimit:
 def memory_limits() -> list[MemoryLimit]:
     """Every limit on this process's memory, from its own group up to the root; all apply together."""
     # Version 1's prefix "total_" includes subgroups.
-    found = _limits(_folders("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-    return found + _limits(_folders(""), "memory.max", "memory.current", "")
+    found = _limits(_folders("memory"), ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
+    # Above "high" the system slows a process down and takes its memory back: systemd and Kubernetes set it.
+    return found + _limits(_folders(""), ("memory.max", "memory.high"), "memory.current", "")
 
 
 def processor_limit() -> int | None:
@@ -304,17 +319,19 @@ def processor_limit() -> int | None:
     return min(limits, default=None)
 
 
-def _limits(folders: Iterator[Path], limit_name: str, used_name: str, prefix: str) -> list[MemoryLimit]:
+def _limits(folders: Iterator[Path], limit_names: Sequence[str], used_name: str, prefix: str) -> list[MemoryLimit]:
     # Page cache counts as used in a group but is freed on demand, as in the machine's own count of available memory:
     # all of it, because weights that were mapped twice are in the active list.
     cache = [f"{prefix}{each}" for each in ("inactive_file", "active_file")]
     found = []
     for folder in folders:
-        limit, used = _text(folder / limit_name), _text(folder / used_name)
-        if not _is_count(limit):
+        stated = [_text(folder / name) for name in limit_names]
+        limit = min(map(int, filter(_is_count, stated)), default=None)
+        if limit is None:
             continue
-        left = int(limit) - (int(used) if _is_count(used) else 0) + _statistics(folder, cache)
-        found.append(MemoryLimit(int(limit), max(0, min(int(limit), left))))
+        used = _text(folder / used_name)
+        left = limit - (int(used) if _is_count(used) else 0) + _statistics(folder, cache)
+        found.append(MemoryLimit(limit, max(0, min(limit, left))))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from edgespec.hardware.machine import allowed_processors, online_processors
+from edgespec.hardware.machine import PSUTIL_FAILURES, allowed_processors, online_processors
 
 # Share of the processors that other programs may use before times are rejected. An idle desktop uses 1 to 3 in a
 # hundred; a program that keeps one of up to ten processors busy exceeds it.
@@ -39,7 +39,7 @@ def processor_seconds() -> Used | None:
         total = sum(sum(each) - getattr(each, "guest", 0.0) - getattr(each, "guest_nice", 0.0) for each in times)
         idle = sum(each.idle + getattr(each, "iowait", 0.0) for each in times)
         own = os.times()
-    except (OSError, RuntimeError, AttributeError, NotImplementedError):
+    except PSUTIL_FAILURES:
         return None
     return Used(own_s=own.user + own.system, busy_s=total - idle, total_s=total)
 
@@ -47,9 +47,9 @@ def processor_seconds() -> Used | None:
 def worker_seconds() -> float:
     """Processor seconds of the processes that this one has started and that still run, such as a drafter's."""
     total = 0.0
-    with suppress(psutil.Error, OSError):
+    with suppress(*PSUTIL_FAILURES):
         for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error, OSError):  # it has just ended
+            with suppress(*PSUTIL_FAILURES):  # it has just ended
                 times = child.cpu_times()
                 total += times.user + times.system
     return total

@@ -232,6 +232,14 @@ class FrequentHeadSequence(Sequence, Protocol):
 
 
 @runtime_checkable
+class MappedSequence(Sequence, Protocol):
+    """A Sequence that reads some of its model's weights where they lie in the file."""
+
+    def check_file(self) -> None:
+        """Raise ModelFileError if the file was written to since the model was loaded: its rows would be nonsense."""
+
+
+@runtime_checkable
 class SavableSequence(Sequence, Protocol):
     """A Sequence whose cache can be kept in a file, and continues from it bit for bit in the same numeric class."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from edgespec.files.disk import expanded
 from edgespec.files.gguf.names import is_auxiliary, part_name
 from edgespec.store.ollama import ollama_models
+from edgespec.store.references import hub_cache
 from edgespec.store.scan import FoundModel, Ignored, entries, files_below, found_model, small_file
 
 # Where Ollama keeps models when it runs as a service of the system.
@@ -36,12 +37,10 @@ class ModelFolders:
     @classmethod
     def of(cls, environ: Mapping[str, str], user: Path) -> ModelFolders:
         """The programs' own folders: from environment variables, else the defaults of ``user`` or of a service."""
-        cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
-        hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
         named = environ.get("OLLAMA_MODELS", "").strip().strip("\"'")  # as Ollama reads it
         usual = (user / ".ollama" / "models", *_OLLAMA_SERVICES)
         return cls(
-            hub_cache=expanded(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub),
+            hub_cache=hub_cache(environ, user),
             ollama=(expanded(named),) if named else usual,
             lm_studio=tuple(_lm_studio_folders(user)),
         )
@@ -113,10 +112,14 @@ def _lm_studio(folders: ModelFolders, ignored: Ignored) -> Iterator[FoundModel]:
                 yield model
 
 
+def _is_model(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and not is_auxiliary(path.name)
+
+
 def _gguf_models(folder: Path, ignored: Ignored) -> Iterator[Sequence[Path]]:
     """The files of each model, parts in order; models with a missing part are ignored."""
     sets: dict[Path, dict[str, Path]] = {}
-    for path in files_below(folder, ignored, lambda path: path.suffix == ".gguf" and not is_auxiliary(path.name)):
+    for path in files_below(folder, ignored, _is_model):
         name = part_name(path.name)
         if name is None:
             yield [path]

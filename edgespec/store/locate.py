@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from edgespec.errors import HashMismatchError, ModelFileError, ModelNotFoundError
 from edgespec.files.disk import is_there
@@ -20,6 +21,7 @@ from edgespec.store.references import (
     HubReference,
     LocalPath,
     ModelSpec,
+    named_on_hub,
     parse_reference,
     spec_of_hub_reference,
 )
@@ -51,7 +53,7 @@ class Locator:
             return replace(located, name=name, kept=kept_settings(found), projector=found.vision)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
-            return read_model_file(reference.path)
+            return _in_path(reference.path)
         spec = _spec(reference)
         if spec.kind != "model":
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
@@ -63,7 +65,7 @@ class Locator:
         if _name_in_ollama(text) is not None:
             return
         if isinstance(reference, LocalPath):
-            read_model_file(reference.path)
+            _in_path(reference.path)
         else:
             _spec(reference)
 
@@ -153,6 +155,17 @@ def _name_in_ollama(text: str) -> str | None:
     except ModelNotFoundError:
         return None
     return text
+
+
+def _in_path(path: Path) -> LocatedModel:
+    """The model in a path. Raises ModelFileError."""
+    try:
+        return read_model_file(path)
+    except ModelFileError as error:
+        meant = None if is_there(path) else named_on_hub(path)
+        if meant is None:
+            raise
+        raise ModelFileError(path, error.reason, hint=f"check the path; a file of the hub is {meant}") from error
 
 
 def _spec(reference: CatalogueName | HubReference) -> ModelSpec:

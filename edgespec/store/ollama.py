@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequestError, ModelFileError, ModelNotFoundError, reason_of
-from edgespec.files.gguf.names import MOST_PARTS
+from edgespec.files.gguf.names import MERGE_ADAPTER, MOST_PARTS
 from edgespec.store.scan import FoundModel, Ignored, files_below, found_model, small_file
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def find_ollama(roots: Sequence[Path], name: str) -> FoundModel:
     if model.refused is not None:
         raise InvalidRequestError(
             f"Ollama's model {model.name.removeprefix(OLLAMA_PREFIX)} cannot be run: {model.refused}",
-            hint="merge the adapter into the model with llama.cpp's llama-export-lora, and name the new file",
+            hint=MERGE_ADAPTER,
         )
     return model
 

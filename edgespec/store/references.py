@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote
 
-from edgespec.errors import InvalidRequestError
+from edgespec.errors import DownloadError, InvalidRequestError
 from edgespec.files.checked import Length, Range, Sha256, is_line
 from edgespec.files.disk import expanded, is_folder, is_there
 from edgespec.files.gguf.names import part_name
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-_PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # Ollama's NAME:TAG, of a model that is not there; a single letter before the colon is a drive of Windows.
 _TAGGED_NAME = re.compile(r"(?!ollama:)[\w.-]{2,}:[\w.-]+")
 _HUB_FORM = "hf:ORG/REPO[:QUANT][@REVISION][/FILE]"
 _QUANT = re.compile(r"[A-Za-z0-9_-]{1,40}")  # UD-Q4_K_XL is one
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 # What stands between a repository and a revision in the addresses of the hub's pages.
 _PAGES = ("blob", "resolve", "raw", "tree")
+
+
+def hub_cache(environ: Mapping[str, str], user: Path) -> Path:
+    """The folder of the hub's cache, where huggingface_hub has it too. An empty variable counts as unset."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
+    hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub
+    return Path(os.path.expandvars(expanded(named)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +46,16 @@ class Network:
     offline: bool = False
     endpoint: str | None = None
     cache: Path | None = None
+
+    @property
+    def hub_cache(self) -> Path:
+        """The folder of the hub's cache. Raises DownloadError if the variables leave it unknown."""
+        cache = self.cache or hub_cache(os.environ, expanded("~"))
+        if str(cache).startswith(("~", "$")):  # nothing has said what this stands for
+            raise DownloadError(
+                f"the hub's cache {cache} is not an absolute path", hint="set HF_HOME to an absolute path"
+            )
+        return cache
 
 
 ONLINE = Network()
@@ -146,18 +167,23 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
 
     A name in ``known`` may have Ollama's tag for its choice, ``:latest``.
     ORG/REPO is the hub's unless the folder ORG exists here. Addresses of the hub's pages are understood.
-    Raises InvalidRequestError for an empty argument or a malformed reference to the hub.
+    Raises InvalidRequestError for an empty argument, a malformed reference to the hub, or another address.
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequestError(
             "the model argument is empty or contains a NUL character",
             hint=f"give a catalogue name, a path to a .gguf file, or {_HUB_FORM}",
         )
-    if text.startswith("hf:"):
-        return _parse_hub(text)
+    if text[:3].lower() == "hf:":
+        return _parse_hub(f"hf:{text[3:]}")
     address = _HUB_ADDRESS.match(text)
     if address is not None:
         return _parse_hub(_of_page(text[address.end() :]))
+    if _ADDRESS.match(text):
+        raise InvalidRequestError(
+            f"{text!r} is not an address of the hub",
+            hint=f"give {_HUB_FORM}, an address at https://huggingface.co/, ollama:NAME, or a path to a .gguf file",
+        )
     if _is_repository(text):
         return _parse_hub(f"hf:{text}")
     plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
@@ -171,18 +197,35 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
 def _is_repository(text: str) -> bool:
     """Whether a text is ORG/REPO and nothing on this machine."""
     organisation, slash, repo = text.partition("/")
-    if not slash or repo.lower().endswith(".gguf") or is_there(text) or is_folder(organisation):
+    name = re.split("[:@]", repo, maxsplit=1)[0]
+    if not slash or name.lower().endswith(".gguf") or is_there(text) or is_folder(organisation):
         return False
-    return all(map(_HUB_NAME.fullmatch, (organisation, repo.partition(":")[0])))
+    return all(map(_HUB_NAME.fullmatch, (organisation, name)))
+
+
+def named_on_hub(path: Path) -> str | None:
+    """The reference to the hub that a path ORG/REPO/FILE.gguf may have been meant as; None for another path."""
+    text = path.as_posix()
+    if text.count("/") < 2 or not text.lower().endswith(".gguf"):
+        return None
+    with suppress(InvalidRequestError):
+        return _parse_hub(f"hf:{text}").text
+    return None
 
 
 def _of_page(path: str) -> str:
     """The reference that the path of a hub's page names, such as ORG/REPO/blob/REVISION/FILE."""
-    organisation, repo, *rest = [*path.partition("?")[0].partition("#")[0].rstrip("/").split("/"), ""]
-    page, revision, file = rest[0] if rest else "", "", ""
+    path, _, query = path.partition("#")[0].partition("?")
+    organisation, repo, *rest = [*path.rstrip("/").split("/"), ""]
+    page, revision, file, quant = rest[0] if rest else "", "", "", ""
     if page in _PAGES and len(rest) > 2:
         revision, file = f"@{rest[1]}", "/".join(unquote(each) for each in rest[2:] if each)
-    return f"hf:{organisation}/{repo}{revision}{f'/{file}' if file else ''}"
+    folder = file.rpartition("/")[2]
+    if opened := parse_qs(query).get("show_file_info"):
+        file = opened[0]
+    elif page == "tree" and _QUANT.fullmatch(folder):  # a folder has the name of the quantisation in it
+        file, quant = "", f":{folder}"
+    return f"hf:{organisation}/{repo}{quant}{revision}{f'/{file}' if file else ''}"
 
 
 def _parse_hub(text: str) -> HubReference:
@@ -190,6 +233,8 @@ def _parse_hub(text: str) -> HubReference:
     repo_and_revision, _, filename = rest.partition("/")
     repo, at, revision = repo_and_revision.partition("@")
     repo, colon, quant = repo.partition(":")
+    if quant.lower().endswith(".gguf") and not filename:  # the hub's guide for Ollama has a file's name there
+        colon, quant, filename = "", "", quant
     if colon and not (_QUANT.fullmatch(quant) and not filename):
         raise InvalidRequestError(f"{text!r} has a malformed quantisation", hint="for example ORG/REPO:Q4_K_M")
     revision = unquote(revision)
@@ -198,7 +243,7 @@ def _parse_hub(text: str) -> HubReference:
             raise InvalidRequestError(f"{text!r} does not name a hub repository", hint=f"write it as {_HUB_FORM}")
     if at and not is_safe(revision):
         raise InvalidRequestError(f"{text!r} has a malformed revision", hint=f"write it as {_HUB_FORM}")
-    if rest.count("/") and not is_safe(filename):
+    if (filename or rest.count("/")) and not is_safe(filename):
         raise InvalidRequestError(f"{text!r} has a malformed file name", hint=f"write it as {_HUB_FORM}")
     split = part_name(filename)
     if split is not None:  # the parts are one model with one name

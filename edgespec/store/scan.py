@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edgespec.errors import reason_of
-from edgespec.files.checked import is_line
+from edgespec.files.checked import is_line, is_text
 from edgespec.files.disk import read_bounded
 
 _DEEPEST = 8  # levels of folders; the programs make at most four
@@ -61,7 +61,8 @@ def found_model(name: str, paths: Sequence[Path], program: str, ignored: Ignored
             return None
         size += status.st_size
     if not is_line(name):
-        ignored[paths[0]] = "its name contains control characters"
+        told = "contains control characters" if is_text(name) else "is not UTF-8: give its path as MODEL"
+        ignored[paths[0]] = f"its name {told}"
         return None
     return FoundModel(name=name, path=paths[0], bytes=size, program=program, others=tuple(paths[1:]))
 

@@ -12,6 +12,7 @@ import random
 import socket
 import ssl
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -48,6 +49,23 @@ class UnreachableError(DownloadError):
 
 class LostError(UnreachableError):
     """The network was lost, or the connection broke off: it may return by itself. Only transfers tell it apart."""
+
+
+def hub_settings() -> Any:
+    """huggingface_hub's constants, imported on first use because the import takes a tenth of a second.
+
+    Raises UnreachableError if a time in the environment cannot be read: nothing of huggingface_hub works then.
+    """
+    try:
+        with warnings.catch_warnings():  # the import warns about deprecated variables on stderr
+            warnings.simplefilter("ignore")
+            from huggingface_hub import constants
+    except ValueError as error:
+        raise UnreachableError(
+            "HF_HUB_ETAG_TIMEOUT or HF_HUB_DOWNLOAD_TIMEOUT is not a whole number of seconds",
+            hint="correct or unset it",
+        ) from error
+    return constants
 
 
 class Response(Protocol):
@@ -111,7 +129,7 @@ class Web:
 
     ``proxy``: its address in pip's configuration (None: HTTPS_PROXY and similar variables decide). Without context
     and proxy the client is huggingface_hub's own, as the user may have configured it. Raises UnreachableError if a
-    certificate file named by a variable cannot be read.
+    certificate file named by a variable cannot be read, and as ``hub_settings``.
     """
 
     def __init__(
@@ -123,6 +141,7 @@ class Web:
         context: ssl.SSLContext | None = None,
         proxy: str | None = None,
     ) -> None:
+        hub_settings()  # of the client's package
         self.host = host
         self._stopped = stopped
         self._timeout_s = timeout_s

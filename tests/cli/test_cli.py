@@ -421,6 +421,8 @@ def test_no_arguments_show_the_help(tmp_path: Path) -> None:
         (("models", "nonsense"), "nonsense"),
         (("pull", "hf:not a repo"), "repository"),
         (("pull", "./file.gguf"), "nothing to download"),
+        (("pull", "org/repo/file.gguf"), "a file of the hub is hf:org/repo/file.gguf"),
+        (("pull", "https://example.com/file.gguf"), "is not an address of the hub"),
         (("verify", "--suite", "missing.jsonl"), "missing.jsonl"),
     ],
 )

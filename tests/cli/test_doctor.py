@@ -24,6 +24,7 @@ from edgespec.hardware.machine import Conditions, Machine
 from edgespec.runtimes.native.tensors import TYPES
 from edgespec.runtimes.runtime import Device, DeviceKind
 from edgespec.runtimes.table import DeviceReport
+from edgespec.store.web import UnreachableError
 from tests.support.command_line import InProcess
 
 GIB = 2**30
@@ -239,6 +240,25 @@ def test_doctor_lists_an_installed_onnx_runtime(here: InProcess, monkeypatch: py
     assert "onnx       works: onnxruntime 1.23.0 (build 1.23.0+cd)\n" in text
     assert "  device   DirectML: DmlExecutionProvider (gpu)\n" in text
     assert "  plugin   onnxruntime_ep_odd cannot be used: it finds no device\n" in text
+
+
+def test_doctor_reports_settings_of_the_hub_that_cannot_be_used(
+    here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise UnreachableError("a time is not a number", hint="correct it")
+
+    monkeypatch.setattr(module, "hub_settings", fail)
+    monkeypatch.setenv("HF_HUB_CACHE", "/cache")
+    report = here("doctor", "--json").json
+    assert report["problems"] == ["a time is not a number: correct it"]
+    assert report["disk"]["hub_cache"] == "/cache"
+    monkeypatch.setenv("HF_HUB_CACHE", "~no-such-user/cache")
+    report = here("doctor", "--json").json
+    assert report["problems"] == [
+        "the hub's cache ~no-such-user/cache is not an absolute path: set HF_HOME to an absolute path"
+    ]
+    assert report["disk"]["hub_cache"] is None
 
 
 def test_doctor_shows_a_stored_bandwidth(here: InProcess) -> None:

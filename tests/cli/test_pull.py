@@ -61,6 +61,13 @@ def test_the_quantisations_are_shown_and_one_is_fetched(edgespec: Run, hub: HubS
     assert hub.bodies() == []
 
 
+@pytest.mark.parametrize(("name", "value"), [("HF_HUB_ETAG_TIMEOUT", "10s"), ("HF_HUB_DOWNLOAD_TIMEOUT", "")])
+def test_a_time_out_that_is_not_a_number_is_one_error(tmp_path: Path, name: str, value: str) -> None:
+    result = run_cli("pull", "hf:org/repo", home=tmp_path, env={"HF_HUB_CACHE": str(tmp_path), name: value})
+    assert result.code == 1
+    assert "HF_HUB_ETAG_TIMEOUT or HF_HUB_DOWNLOAD_TIMEOUT is not a whole number of seconds" in result.err
+
+
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_stored_model_stays_where_the_hub_has_another_file_and_the_line_tells_how_to_fetch_that(
     hub: HubServer, tmp_path: Path, renamed: bool

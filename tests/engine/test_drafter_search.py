@@ -182,7 +182,7 @@ def test_each_rejected_file_has_a_reason_code(user: User, tiny: TinyModels, home
         for name, expected in {
             "near.gguf": ("cannot_pay", "not_expected_to_pay"),
             "embeds.gguf": ("not_a_drafter",),
-            "adapter.gguf": ("not_a_drafter",),
+            "adapter.gguf": ("unreadable",),
             "stranger.gguf": ("other_vocabulary",),
             "broken.gguf": ("unreadable",),
             "larger.gguf": ("not_smaller",),

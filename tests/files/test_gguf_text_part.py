@@ -188,6 +188,13 @@ def test_a_projector_file_is_refused_as_a_model(tiny: TinyModels, tmp_path: Path
         read_model_file(path)
 
 
+def test_an_adapter_is_refused_as_a_model(tiny: TinyModels, tmp_path: Path) -> None:
+    path = rewrite_gguf(tiny.target, tmp_path / "lora.gguf", keys={"general.type": "adapter"})
+    with pytest.raises(ModelFileError, match="it is an adapter") as caught:
+        read_model_file(path)
+    assert "llama-export-lora" in str(caught.value.hint)
+
+
 def test_completed_metadata_is_reported_only_when_the_model_is_run(gemma: Path, tmp_path: Path) -> None:
     from edgespec.files.home import Home
 

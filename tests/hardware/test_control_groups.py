@@ -51,6 +51,16 @@ def test_a_group_set_to_max_has_no_limit(mount: Path) -> None:
     assert processor_limit() is None
 
 
+@pytest.mark.parametrize(
+    ("most", "high", "limit"), [(4 * GIB, 2 * GIB, 2 * GIB), ("max", GIB, GIB), (GIB, "max", GIB), (GIB, 0, 0)]
+)
+def test_the_size_at_which_a_group_is_slowed_down_is_a_limit(
+    mount: Path, most: object, high: object, limit: int
+) -> None:
+    put(mount, memory_max=most, memory_high=high)
+    assert memory_limits() == [MemoryLimit(limit, limit)]
+
+
 WEIGHTS = 1_400_000_000
 
 

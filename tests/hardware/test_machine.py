@@ -28,6 +28,7 @@ from edgespec.hardware.machine import (
     process_bytes,
     usable_processors,
 )
+from edgespec.hardware.neighbours import processor_seconds, worker_seconds
 
 GIB = 2**30
 
@@ -446,6 +447,30 @@ def test_a_control_group_limits_total_and_available_memory(
         if content is not None:
             (group / f"memory.{name}").write_text(f"{content}\n", encoding="ascii")
     assert memory_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [FileNotFoundError("/proc/meminfo"), IndexError(), ValueError(), KeyError("MemAvailable"), psutil.AccessDenied()],
+    ids=repr,
+)
+def test_memory_and_cores_are_known_where_psutil_cannot_read_them(
+    group: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    figures = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**21, "SC_AVPHYS_PAGES": 2**20}
+    monkeypatch.setattr(os, "sysconf", figures.__getitem__)
+    monkeypatch.setattr(control_groups, "_PROCESSORS", group / "none")
+    for name in ("virtual_memory", "cpu_count", "Process", "cpu_times"):
+        monkeypatch.setattr(psutil, name, fail)
+    assert memory_bytes() == (8 * GIB, 4 * GIB)
+    (group / "memory.max").write_text(str(6 * GIB), encoding="ascii")
+    assert memory_bytes() == (6 * GIB, 4 * GIB)
+    assert physical_cores(frozenset({0, 1})) is None
+    assert process_bytes() == worker_seconds() == 0
+    assert processor_seconds() is None
 
 
 def test_the_tightest_of_several_memory_limits_applies(group: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 import socket
 import sys
 import threading
 import time
 from asyncio import base_events
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -53,6 +56,28 @@ def test_a_killed_drafter_changes_no_text(tiny: TinyModels) -> None:
         worker.kill()
         assert text_of(answer.result(WAIT_S).json()) == expected
         assert text_of(server.chat("hello", **body).json()) == expected
+
+
+def test_a_model_file_that_is_written_to_fails_the_next_answer_and_one_in_its_place_does_not(
+    tiny: TinyModels, tmp_path: Path
+) -> None:
+    path, other = Path(shutil.copy(tiny.target, tmp_path / "m.gguf")), tmp_path / "other.gguf"
+    with running(lambda: tiny.load(path, draft="none")) as server:
+        expected = text_of(server.chat("hello", max_tokens=8, temperature=0).json())
+        with path.open("r+b") as file:
+            file.seek(-64, os.SEEK_END)
+            file.write(bytes(64))
+        os.utime(path, ns=(1, 1))  # the clock of a file system may be coarse
+        error = failed(server.chat("hello", max_tokens=8, temperature=0), 503, "unavailable")
+        assert f"{path}: the file was written to while the model is loaded" in error["message"]
+    shutil.copy(tiny.target, path)
+    with running(lambda: tiny.load(path, draft="none")) as server:
+        server.chat("hello", max_tokens=1)
+        shutil.copy(tiny.stranger, other)
+        other.replace(path)
+        assert text_of(server.chat("hello", max_tokens=8, temperature=0).json()) == expected
+        path.unlink()
+        assert text_of(server.chat("hello", max_tokens=8, temperature=0).json()) == expected
 
 
 def test_a_server_ends_although_a_client_takes_nothing(tiny: TinyModels, monkeypatch: pytest.MonkeyPatch) -> None:

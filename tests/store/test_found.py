@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.files.disk import expanded
+from edgespec.files.model_file import read_model_file
 from edgespec.store import scan
 from edgespec.store.found import ModelFolders, find_models
 from tests.support.command_line import run_here, succeeded
@@ -43,6 +45,12 @@ def test_models_of_every_supported_program_are_found(user: User, weights: bytes)
         (str(hub), "Hugging Face", hub, len(weights) + 2),
     ]
     assert found.ignored == {}
+
+
+def test_the_ending_of_a_models_file_may_be_in_capitals(user: User, weights: bytes) -> None:
+    studio = user.to_lm_studio("repo/smol.GGUF", weights)
+    assert [model.path for model in find_models(user.folders).models] == [studio]
+    assert read_model_file(studio.parent).path == studio
 
 
 def test_no_models_are_found_without_other_programs(tmp_path: Path) -> None:
@@ -146,6 +154,15 @@ def test_a_file_name_with_control_characters_is_ignored(user: User, weights: byt
     shown = succeeded(run_here("models", home=tmp_path / "home", env=user.environment))
     assert "\x1b" not in shown.out + shown.err
     assert "its name contains control characters" in shown.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file names")
+def test_a_file_name_that_is_not_utf_8_is_ignored_and_its_path_works(
+    user: User, weights: bytes, tmp_path: Path
+) -> None:
+    odd = user.to_lm_studio(os.fsdecode(b"repo/sm\xf6l.gguf"), weights)
+    assert find_models(user.folders).ignored == {odd: "its name is not UTF-8: give its path as MODEL"}
+    succeeded(run_here("generate", "hi", "-m", str(odd), "--max-tokens", "2", home=tmp_path, env=user.environment))
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="this user may read everything")

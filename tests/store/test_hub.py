@@ -260,6 +260,21 @@ def test_offline_uses_the_hub_cache_without_any_request(fetch: Fetch, hub: HubSe
         fetch(offline=True)
 
 
+def test_a_cached_file_whose_blob_is_in_a_store_that_repositories_share_is_used_offline(
+    fetch: Fetch, tmp_path: Path
+) -> None:
+    """huggingface_hub names the shared blob by another hash of 64 digits, and links the repository's blob to it."""
+    fetched = fetch()
+    blob, shared = fetched.path.resolve(), tmp_path / "blobs" / "ab" / ("ab" * 32)
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(shared)
+    assert fetch(offline=True) == fetched
+    shared.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
+    with pytest.raises(HashMismatchError):
+        fetch(offline=True)
+
+
 def test_a_cached_file_is_used_if_the_hub_is_unreachable(fetch: Fetch, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

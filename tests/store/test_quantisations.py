@@ -74,7 +74,13 @@ def test_kernel_types_and_memory_fraction_match_the_runtime_and_the_profile(tmp_
         ("m-Q4_0_4_4.gguf", "Q4_0_4_4", False),
         ("oss-20b-mxfp4.gguf", "MXFP4", True),
         ("m-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", None),
+        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4", None),
+        ("m.q4km.gguf", "Q4KM", None),
+        ("m-int4.gguf", "INT4", None),
+        ("M-Q4_K_M-embed-f16.gguf", "Q4_K_M", True),
+        ("m-int4-Q4_0.gguf", "Q4_0", True),
         ("model.gguf", None, None),
+        ("Qwen-q42.gguf", None, None),
         ("faq8_0x.gguf", None, None),
     ],
 )
@@ -142,6 +148,25 @@ def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None
     assert chosen(listing({"m-Q2_K.gguf": 3, "m-IQ4_XS.gguf": 4, "m-Q3_K_M.gguf": 3.5})) == "IQ4_XS"
 
 
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"Phi-3-mini-4k-instruct-q4.gguf": 2.4, "Phi-3-mini-4k-instruct-fp16.gguf": 7.6}, "Q4"),
+        ({"m-q8.gguf": 8.5, "m-F16.gguf": 16}, "Q8"),
+        ({"m-int4.gguf": 4, "m-q8.gguf": 8, "m-q5.gguf": 5, "m-BF16.gguf": 16}, "INT4"),
+        ({"m.q4km.gguf": 4, "m.Q8_0.gguf": 8}, "Q8_0"),
+        ({"m-NVFP4.gguf": 4, "m-BF16.gguf": 16}, "m-NVFP4.gguf"),
+        ({"m-UD-Q6_K_XL.gguf": 7, "m-F16.gguf": 16}, "UD-Q6_K_XL"),
+        ({"m.gguf": 9, "m-F16.gguf": 16}, "F16"),
+        ({"m.gguf": None, "m-F16.gguf": None}, "F16"),
+        ({"m-q2.gguf": 2, "m-q3.gguf": 3}, "Q3"),
+    ],
+)
+def test_sixteen_bits_come_after_less_whose_type_is_unknown(files: dict[str, float | None], name: str) -> None:
+    assert chosen(listing(files)) == name
+    assert choose_quantisation(listing({**files, "m-F32.gguf": 32}), 0, "F32").chosen.name == "F32"
+
+
 def test_a_quantisation_that_does_not_fit_in_memory_is_not_chosen() -> None:
     need = 1.25 * LADDER["Q4_K_M"]
     assert chosen(ladder(), need) == "Q4_K_M"
@@ -199,6 +224,7 @@ def test_the_chosen_quantisation_is_described_in_words() -> None:
 def test_a_quantisation_is_found_by_either_of_its_names() -> None:
     for name in ("FP16", "F16"):
         assert choose_quantisation(listing({"m-fp16.gguf": GB, "m-q8_0.gguf": GB}), GB, name).chosen.name == "F16"
+    assert choose_quantisation(listing({"m-q4.gguf": GB, "m-q8_0.gguf": GB}), GB, "Q4").chosen.label == "Q4"
 
 
 def test_a_quantisation_that_is_named_is_taken_whether_it_fits_or_not() -> None:

@@ -20,6 +20,7 @@ from edgespec.errors import (
     EdgespecError,
     HashMismatchError,
     InvalidRequestError,
+    ModelFileError,
     ModelNotFoundError,
     StoreLockedError,
 )
@@ -379,6 +380,9 @@ def test_different_model_names_get_different_folders_on_any_file_system(left: st
         ("~no-such-user/a.gguf", LocalPath(Path("~no-such-user/a.gguf"))),
         ("hf:Org/Repo", HubReference("Org/Repo")),
         ("hf:Org/Repo@v1.0", HubReference("Org/Repo", "v1.0")),
+        ("HF:_me/Repo_", HubReference("_me/Repo_")),
+        ("Qwen2.5-Coder-1.5B", CatalogueName("Qwen2.5-Coder-1.5B")),
+        ("Model.GGUF", LocalPath(Path("Model.GGUF"))),
         ("hf:Org/Repo@refs%2Fpr%2F1/sub/a b.gguf", HubReference("Org/Repo", "refs/pr/1", "sub/a b.gguf")),
     ],
 )
@@ -398,6 +402,14 @@ def test_a_model_argument_is_parsed_as_name_path_or_hub_reference(text: str, exp
         ("https://huggingface.co/Qwen/Qwen3-4B-GGUF/tree/main", HubReference("Qwen/Qwen3-4B-GGUF")),
         ("https://hf.co/a/b/blob/v1/x/y.gguf", HubReference("a/b", "v1", "x/y.gguf")),
         ("http://www.huggingface.co/a/b/resolve/main/y.gguf?download=true", HubReference("a/b", "main", "y.gguf")),
+        ("https://hf.co/a/b/tree/main/UD-Q2_K", HubReference("a/b", quant="UD-Q2_K")),
+        ("https://hf.co/a/b/tree/v1/x/Q4_K_M/", HubReference("a/b", "v1", quant="Q4_K_M")),
+        ("https://hf.co/a/b/tree/main/x/y.gguf", HubReference("a/b", filename="x/y.gguf")),
+        ("https://hf.co/a/b?show_file_info=x%2Fy-Q6_K.gguf", HubReference("a/b", filename="x/y-Q6_K.gguf")),
+        ("https://hf.co/a/b/tree/v1/x?show_file_info=y.gguf&a=1#b", HubReference("a/b", "v1", "y.gguf")),
+        ("hf.co/a/b-GGUF:b-IQ3_M.gguf", HubReference("a/b-GGUF", filename="b-IQ3_M.gguf")),
+        ("a/b:b-00002-of-00003.gguf", HubReference("a/b", filename="b-00001-of-00003.gguf")),
+        ("a/b@v1", HubReference("a/b", "v1")),
         ("here/repo", LocalPath(Path("here/repo"))),
         ("./a/b", LocalPath(Path("a/b"))),
         ("a/b/c", LocalPath(Path("a/b/c"))),
@@ -439,11 +451,28 @@ def test_a_malformed_quantisation_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["https://huggingface.co/", "https://hf.co/a", "hf.co/a/../b", "https://hf.co/a/b/blob/main/../x"]
+    "text",
+    [
+        *("https://huggingface.co/", "https://hf.co/a", "hf.co/a/../b", "https://hf.co/a/b/blob/main/../x"),
+        *("https://hf.co/a/b?show_file_info=../x.gguf", "hf:a/b:..\\x.gguf", "https://hf-mirror.com/org/repo"),
+        *("https://ollama.com/library/llama3.2:3b", "https://example.com/m.gguf", "huggingface://org/repo"),
+    ],
 )
-def test_an_address_that_names_no_repository_is_an_error(text: str) -> None:
-    with pytest.raises(InvalidRequestError):
+def test_an_address_that_names_no_repository_is_an_error_that_names_what_works(text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
         parse_reference(text)
+    assert "hf:ORG/REPO" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("org/repo/m.gguf", "hf:org/repo/m.gguf"), ("m.gguf", None), ("a/../b/m.gguf", None)]
+)
+def test_a_missing_path_that_may_be_a_file_of_the_hub_is_answered_with_the_form_for_that(
+    home: Home, text: str, meant: str | None
+) -> None:
+    with pytest.raises(ModelFileError, match="no such file") as caught:
+        Locator(store=Store(home)).locate(text)
+    assert str(caught.value.hint) == "check the path" + (f"; a file of the hub is {meant}" if meant else "")
 
 
 def test_a_known_model_name_wins_over_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,9 @@ from edgespec.files.home import Home
 from edgespec.files.installation import package_command
 from edgespec.files.progress import Job
 from edgespec.store import transfer, web
+from edgespec.store.found import ModelFolders
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
+from edgespec.store.hub.http import HubHttp
 from edgespec.store.hub.listing import list_hub_files
 from edgespec.store.proxies import proxy_of, read_proxy
 from edgespec.store.references import HubFile, HubReference, Network, spec_of_hub_reference
@@ -227,6 +229,83 @@ def test_an_address_of_the_hub_that_cannot_be_read_is_reported(tmp_path: Path) -
         message, hint = failure(lambda network=network: fetch_hub_file(WANTED, network))  # type: ignore[misc]
         assert "cannot be read" in message
         assert "HF_ENDPOINT" in hint
+
+
+def test_an_empty_address_of_the_hub_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "")
+    assert HubHttp(None, lambda: False).endpoint == "https://huggingface.co"
+
+
+# ------------------------------------------------------------------------------------------- cache and token
+
+VARIABLES = (
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    "XDG_CACHE_HOME",
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cache"),
+    [(name, "", ".cache/huggingface/hub") for name in VARIABLES[:4]]
+    + [("HF_HOME", "$HOME/hfc", "hfc/hub"), ("XDG_CACHE_HOME", "~/x", "x/huggingface/hub")],
+)
+def test_files_of_the_hub_are_kept_where_they_are_found(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, cache: str
+) -> None:
+    for each in VARIABLES:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    assert ModelFolders.here().hub_cache == tmp_path / cache
+    assert fetch_hub_file(WANTED, Network(endpoint=hub.endpoint)).path.is_relative_to(tmp_path / cache)
+
+
+@pytest.mark.parametrize("home", ["~no-such-user/hf", "$NOT_SET/hf"])
+def test_a_cache_below_a_folder_that_is_not_known_is_an_error(monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", home)
+    message, hint = failure(lambda: fetch_hub_file(WANTED))
+    assert f"{home}/hub" in message
+    assert hint == "set HF_HOME to an absolute path"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("HF_TOKEN", "“hf_abc”"),
+        ("HF_TOKEN", "hf_abc\x07"),
+        ("HUGGING_FACE_HUB_TOKEN", "hf_ä"),
+        ("file", b"hf_\xff"),
+        ("file", None),  # a folder
+    ],
+)
+def test_a_token_that_cannot_be_read_is_reported_and_the_cache_still_serves(
+    fetch: Fetch, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes
+) -> None:
+    from huggingface_hub import constants
+
+    for each in VARIABLES[4:]:
+        monkeypatch.delenv(each, raising=False)
+    fetched, hub.requests = fetch(), []
+    file = tmp_path / "token"
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(file))
+    if isinstance(content, str):
+        monkeypatch.setenv(name, content)
+    elif content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    assert fetch() == fetched
+    message, hint = failure(lambda: fetch_hub_file(WANTED, Network(endpoint=hub.endpoint, cache=tmp_path / "empty")))
+    assert message == f"the token in {file if name == 'file' else name} cannot be read"
+    assert hint == ("correct it, or set HF_TOKEN" if name == "file" else "correct it")
+    assert hub.requests == []
 
 
 # ------------------------------------------------------------------------------------------------ certificates

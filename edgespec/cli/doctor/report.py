@@ -18,7 +18,7 @@ from edgespec.architectures.table import ARCHITECTURES
 from edgespec.calibration.measurement_store import load_bandwidth
 from edgespec.cli.terminal.interrupts import Interrupts
 from edgespec.cli.terminal.output import State, note, print_json
-from edgespec.errors import EdgespecError, RuntimeUnavailableError
+from edgespec.errors import DownloadError, RuntimeUnavailableError
 from edgespec.files.disk import is_folder, is_there
 from edgespec.files.home import Home, home
 from edgespec.hardware.machine import Conditions, Machine, describe_conditions, describe_machine
@@ -27,7 +27,9 @@ from edgespec.runtimes.native import library as native_library
 from edgespec.runtimes.native.tensors import TYPES
 from edgespec.runtimes.onnx import providers as onnx_providers
 from edgespec.runtimes.table import DeviceReport, list_devices
+from edgespec.store.references import ONLINE
 from edgespec.store.store import Store
+from edgespec.store.web import hub_settings
 
 # A broken native library can kill the process (an instruction that the CPU lacks), so a child process imports first.
 _PROBES = {
@@ -147,7 +149,7 @@ def _disk(user_home: Home, problems: list[str]) -> dict[str, Any]:
         "writable": writable,
         "free_bytes": shutil.disk_usage(existing).free,
         "models_bytes": _size(user_home.models),
-        "hub_cache": _hub_cache(),
+        "hub_cache": _hub_cache(problems),
     }
 
 
@@ -155,12 +157,16 @@ def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if is_folder(folder) else 0
 
 
-def _hub_cache() -> str | None:
+def _hub_cache(problems: list[str]) -> str | None:
+    found = None
     try:
-        from huggingface_hub import constants
-    except (ImportError, EdgespecError):
-        return None
-    return str(constants.HF_HUB_CACHE)
+        found = str(ONLINE.hub_cache)
+        hub_settings()
+    except DownloadError as error:
+        problems.append(f"{error}: {error.hint}")
+    except ImportError as error:
+        problems.append(f"huggingface_hub cannot be imported: {error}")
+    return found
 
 
 def _print(report: dict[str, Any], machine: Machine, conditions: Conditions) -> None:
@@ -175,7 +181,7 @@ def _print(report: dict[str, Any], machine: Machine, conditions: Conditions) -> 
     print(f"bandwidth  {_bandwidth_text(report['bandwidth'])}")
     print(f"home       {disk['home']} ({disk['free_bytes'] / 1e9:.1f} GB free)")
     print(f"models     {', '.join(report['models']) or 'none yet'} ({disk['models_bytes'] / 1e9:.2f} GB)")
-    print(f"hub cache  {disk['hub_cache'] or 'huggingface_hub is not installed'}")
+    print(f"hub cache  {disk['hub_cache'] or 'not known'}")
     for problem in report["problems"]:
         note(f"problem: {problem}")
 

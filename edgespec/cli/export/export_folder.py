@@ -82,6 +82,7 @@ def _not_measured() -> Cost:
 def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     """The folder to export; None if ``model`` is not one. The options are checked before anything is downloaded."""
     from edgespec.export.huggingface.gguf import is_model_folder
+    from edgespec.files.gguf.names import models_among
     from edgespec.store.catalogue import catalogue
     from edgespec.store.references import HubReference, LocalPath, Network, parse_reference, spec_of_hub_reference
     from edgespec.store.store import Store
@@ -90,7 +91,9 @@ def _find(model: str, request: FolderRequest, state: State) -> _Source | None:
     if isinstance(reference, LocalPath):
         path = reference.path
         # Repositories of GGUF files have a config.json as well.
-        if not is_model_folder(path) or (any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))):
+        if not is_model_folder(path) or (
+            models_among(each.name for each in path.glob("*")) and not any(path.glob("*.safetensors"))
+        ):
             return None
         _check(model, request)
         return _Source(name=path.resolve().name, path=path)

@@ -412,7 +412,7 @@ def _refusal(note: FileNote, identity: str, key: str) -> Reason | None:
 def _no_drafter(located: LocatedModel) -> str | None:
     """Why a file cannot draft for any target; None if it may."""
     metadata = located.header.metadata
-    if metadata.get("general.type", "model") != "model" or (located.onnx is None and not located.header.tensors):
+    if located.onnx is None and not located.header.tensors:
         return "it is not a complete model"
     if metadata.get(f"{located.header.architecture}.pooling_type", 0) != 0:
         return "it makes embeddings, not text"

@@ -22,6 +22,10 @@ _NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix|^\._", re.IGNORECASE)
 _DRAFTS = re.compile(r"(?:^|/)(?:mtp|eagle3|dflash|dspark)-|(?:^|/)MTP/", re.IGNORECASE)
 
 
+# What to do with an adapter: no runtime applies one here.
+MERGE_ADAPTER = "merge the adapter into the model with llama.cpp's llama-export-lora, and name the new file"
+
+
 @dataclass(frozen=True, slots=True)
 class PartName:
     """The parsed name of one part. ``stem`` is the model's name, with its folder if the name has one."""

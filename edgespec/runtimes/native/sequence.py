@@ -25,8 +25,8 @@ T = TypeVar("T")
 class NativeSequence(RuntimeSequence):
     """One native cache.
 
-    Implements TreeSequence, BatchedSequence, MixtureSequence, FrequentHeadSequence, SavableSequence and
-    FeatureSequence.
+    Implements TreeSequence, BatchedSequence, MixtureSequence, MappedSequence, FrequentHeadSequence, SavableSequence
+    and FeatureSequence.
     """
 
     def __init__(
@@ -124,6 +124,9 @@ class NativeSequence(RuntimeSequence):
     @property
     def experts_read(self) -> int:
         return self._native.experts
+
+    def check_file(self) -> None:
+        self._native.part.weights.files.check()
 
     @property
     def frequent_ids(self) -> abc.Set[int] | None:

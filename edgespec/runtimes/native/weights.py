@@ -6,6 +6,7 @@ model computes with: the weights, with the whole head or some of its rows.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import decimal
 import functools
@@ -13,6 +14,7 @@ import hashlib
 import json
 import math
 import mmap
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -74,6 +76,20 @@ class _Strip:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which file it is, and what changes when it is written to. Not ctime: a new name or link changes that too."""
+
+    device: int
+    inode: int
+    bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> _Seen:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 class WeightFiles:
     """The mapped files of the weights, and the file with the embedding's rows if that is separate.
 
@@ -81,8 +97,21 @@ class WeightFiles:
     """
 
     def __init__(self, parts: Sequence[FilePart], table: FilePart | None = None) -> None:
-        self._parts = [(part, _mapped(part.path, part.byte_count)) for part in parts]
-        self._table = None if table is None else _mapped(table.path, table.byte_count)
+        self._seen = dict[Path, _Seen]()
+        self._parts = [(part, self._mapped(part.path, part.byte_count)) for part in parts]
+        self._table = None if table is None else self._mapped(table.path, table.byte_count)
+
+    def check(self) -> None:
+        """Raise ModelFileError if a file was written to since it was mapped. Another file in its place is none."""
+        for path, seen in self._seen.items():
+            with contextlib.suppress(OSError, ValueError):  # removed: what is mapped stays as it is
+                now = _Seen.of(path.stat())
+                if (now.device, now.inode) == (seen.device, seen.inode) and now != seen:
+                    raise ModelFileError(
+                        path,
+                        "the file was written to while the model is loaded",
+                        hint="load the model again; a server has to be restarted",
+                    )
 
     def bytes_of(self, tensor: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes in the file: uint8 (byte_count,)."""
@@ -104,21 +133,21 @@ class WeightFiles:
             mapped, first = self._find(offset)
             _let_go(mapped, first, first + byte_count)
 
+    def _mapped(self, path: Path, size: int) -> mmap.mmap:
+        try:
+            with path.open("rb") as file:
+                self._seen[path] = _Seen.of(os.fstat(file.fileno()))
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise cannot_map(path, error, "the file cannot be read") from error
+        if len(mapped) != size:
+            raise ModelFileError(path, "the file changed after its header was read")
+        return mapped
+
     def _find(self, offset: int) -> tuple[mmap.mmap, int]:
         """The file that an offset lies in, and the offset within that file."""
         part, mapped = next(each for each in reversed(self._parts) if each[0].start <= offset)
         return mapped, offset - part.start
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise cannot_map(path, error, "the file cannot be read") from error
-    if len(mapped) != size:
-        raise ModelFileError(path, "the file changed after its header was read")
-    return mapped
 
 
 def _let_go(mapped: mmap.mmap, start: int, end: int) -> None:

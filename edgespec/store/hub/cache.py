@@ -79,10 +79,14 @@ class RepoCache:
         return sorted(entry.relative_to(root).as_posix() for entry in root.rglob("*") if entry.is_file())
 
     def expected_hash(self, pointer: Path) -> str | None:
-        """The sha256 that a cached file's blob is named after, or None if the blob has another name."""
+        """The sha256 that a cached file's blob is named after, or None if the blob has another name.
+
+        The blob may itself be a link into a store that repositories share: names there are hashes of another kind.
+        """
         with contextlib.suppress(OSError):
-            name = pointer.resolve().name
-            return name if SHA256.fullmatch(name) else None
+            blob = pointer.parent / pointer.readlink()
+            if blob.parent.samefile(self._folder / "blobs") and SHA256.fullmatch(blob.name):
+                return blob.name
         return None
 
     def publish(self, etag: str, commit: str, filename: str, revision: str) -> Path:

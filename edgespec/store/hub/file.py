@@ -16,10 +16,10 @@ from edgespec.files.disk import SLACK_BYTES, disk_errors, readable_bytes, requir
 from edgespec.files.locks import locked
 from edgespec.files.progress import QUIET, Job, ProgressEvent
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
-from edgespec.store.hub.http import HubHttp, hub_settings
+from edgespec.store.hub.http import HubHttp
 from edgespec.store.references import ONLINE, HubFile, Network, is_safe
 from edgespec.store.transfer import DOWNLOADING, Transfer
-from edgespec.store.web import UnreachableError
+from edgespec.store.web import UnreachableError, hub_settings
 
 # Often enough for a smooth progress bar and an immediate cancel; a wake-up takes microseconds.
 POLL_S = 0.1
@@ -69,7 +69,7 @@ def fetch_hub_file(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET)
     The job hears if the hub states none. Raises DownloadError (one sentence with the cause), HashMismatchError,
     DiskSpaceError, CancelledError; a partial download is kept for the next attempt.
     """
-    folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
+    folder = RepoCache(network.hub_cache, wanted.repo)
     status = _Status()
 
     def tick() -> None:

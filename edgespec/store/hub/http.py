@@ -8,7 +8,7 @@ builder fetches a list for telemetry.
 from __future__ import annotations
 
 import json
-import warnings
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,19 +16,13 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from edgespec.errors import DownloadError
 from edgespec.store.references import HubFile
-from edgespec.store.web import MAX_REDIRECTS, Response, UnreachableError, Web
+from edgespec.store.web import MAX_REDIRECTS, Response, UnreachableError, Web, hub_settings
 
 # The listing of the largest repositories stays well under this size.
 LARGEST_JSON_BYTES = 32 << 20
 
-
-def hub_settings() -> Any:
-    """huggingface_hub's constants, imported on first use because the import takes a tenth of a second."""
-    with warnings.catch_warnings():  # the import warns about deprecated variables on stderr
-        warnings.simplefilter("ignore")
-        from huggingface_hub import constants
-
-    return constants
+# The hub itself, where HF_ENDPOINT is empty.
+_PUBLIC = "https://huggingface.co"
 
 
 class HubHttp:
@@ -39,7 +33,7 @@ class HubHttp:
 
     def __init__(self, endpoint: str | None, stopped: Callable[[], bool]) -> None:
         self._settings = hub_settings()
-        self.endpoint = (endpoint or self._settings.ENDPOINT).rstrip("/")
+        self.endpoint = (endpoint or self._settings.ENDPOINT or _PUBLIC).rstrip("/")
         try:
             host = urlsplit(self.endpoint).netloc.rpartition("@")[2] or self.endpoint
         except ValueError as error:
@@ -118,14 +112,29 @@ class HubHttp:
         )
 
     def _headers(self) -> dict[str, str]:
-        from huggingface_hub import get_token
-
         # Compression would hide the size and break resuming.
         headers = {"user-agent": "edgespec", "accept-encoding": "identity"}
-        token = None if self._settings.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+        token = None if self._settings.HF_HUB_DISABLE_IMPLICIT_TOKEN else self._token()
         if token:
             headers["authorization"] = f"Bearer {token}"
         return headers
+
+    def _token(self) -> str | None:
+        """The user's token. Raises UnreachableError if it cannot be read: callers may use what is on this machine."""
+        from huggingface_hub import get_token
+
+        variable = next(filter(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")), None)
+        try:
+            token = get_token()
+            readable = token is None or (token.isascii() and token.isprintable())
+        except (OSError, UnicodeDecodeError):
+            readable = False
+        if readable:
+            return token
+        raise UnreachableError(
+            f"the token in {variable or self._settings.HF_TOKEN_PATH} cannot be read",
+            hint="correct it" if variable else "correct it, or set HF_TOKEN",
+        )
 
 
 # --------------------------------------------------------------------------------------------- failures
@@ -143,13 +152,13 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             code == "GatedRepo",
             DownloadError,
             f"{wanted.repo} is gated: accept its terms first (HTTP {status})",
-            f"accept them on {page}, then run: hf auth login",
+            f"accept them on {page}, then run: hf auth login (or set HF_TOKEN)",
         ),
         (
             code == "RevisionNotFound",
             DownloadError,
             f"{wanted.repo} has no revision {wanted.revision!r}",
-            "check the part after @",
+            "check the part after @; a quantisation is ORG/REPO:QUANT",
         ),
         (
             code == "EntryNotFound",
@@ -161,13 +170,13 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             code == "RepoNotFound" or (status == 404 and not code),
             DownloadError,
             f"the hub has no repository {wanted.repo}, or it is private (HTTP {status})",
-            "check the name; for a private repository run: hf auth login",
+            "check the name; for a private repository run: hf auth login (or set HF_TOKEN)",
         ),
         (
             status == 401,
             DownloadError,
             f"{host} requires a valid token for {wanted.repo} (HTTP 401)",
-            "run: hf auth login (or correct HF_TOKEN)",
+            "run: hf auth login (or set HF_TOKEN)",
         ),
         (
             status == 403,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from edgespec.errors import DownloadError
@@ -12,7 +11,7 @@ from edgespec.files.checked import is_line
 from edgespec.files.progress import QUIET, Job
 from edgespec.store.hub.cache import COMMIT, SHA256, RepoCache
 from edgespec.store.hub.file import ask_hub
-from edgespec.store.hub.http import HubHttp, hub_settings
+from edgespec.store.hub.http import HubHttp
 from edgespec.store.references import ONLINE, HubFile, HubReference, Network
 from edgespec.store.web import UnreachableError
 
@@ -76,7 +75,7 @@ def list_hub_files(repo: str, revision: str, network: Network = ONLINE, job: Job
         return ask_hub(ask, wanted, network, job, tick=tick, what="the request")
     except UnreachableError as error:
         reason = error
-    folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), repo)
+    folder = RepoCache(network.hub_cache, repo)
     commit = folder.commit_of(revision)
     if commit is None:
         raise reason

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from edgespec.errors import DownloadError
 from edgespec.files.disk import require_space
@@ -13,7 +12,6 @@ from edgespec.files.progress import QUIET, Job
 from edgespec.hardware.machine import memory_bytes
 from edgespec.store.hub.cache import RepoCache
 from edgespec.store.hub.file import FetchedHubFile, fetch_hub_file
-from edgespec.store.hub.http import hub_settings
 from edgespec.store.hub.listing import HubEntry, HubListing, list_hub_files
 from edgespec.store.hub.quantisations import choose_quantisation
 from edgespec.store.references import ONLINE, HubFile, Network
@@ -48,7 +46,7 @@ def fetch_hub_model(wanted: HubFile, network: Network = ONLINE, job: Job = QUIET
     names = (filename,) if part is None else part.names
     _check_parts(listing, names)
     if not listing.cached:
-        folder = RepoCache(network.cache or Path(hub_settings().HF_HUB_CACHE), wanted.repo)
+        folder = RepoCache(network.hub_cache, wanted.repo)
         entries = {entry.name: entry for entry in listing.entries}
         needed_bytes = sum(_missing_bytes(folder, listing.commit, entries[name]) for name in names)
         require_space(folder.path, needed_bytes, f"downloading {wanted.label}")

@@ -45,9 +45,12 @@ _LAID_OUT_IQ3 = 1.35
 
 _QUANTISATION = re.compile(
     r"(?<![a-z0-9])(?:ud-)?(?:i?q[1-8]_(?:k(?:_(?:xxs|xs|s|m|l|xl))?|[01](?:_\d_\d)?|nl|xxs|xs|s|m)"
-    r"|bf16|fp?16|fp?32|tq[12]_0|mxfp4(?:_moe)?)(?![a-z0-9])",
+    r"|bf16|fp?16|fp?32|tq[12]_0|mxfp4(?:_moe)?|q[2-8](?:k[sml]?)?|int[48])(?![a-z0-9])",
     re.IGNORECASE,
 )
+
+# Names that tell the bits of a weight and not the type.
+_BITS_ALONE = re.compile(r"(?:Q|INT)([2-8])(?:K[SML]?)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,9 @@ def quantisation_name(filename: str) -> str | None:
     part = part_name(filename)
     stem = filename.removesuffix(".gguf") if part is None else part.stem
     for piece in reversed(stem.split("/")):
-        found = _QUANTISATION.findall(piece)
-        if found:
-            return _usual(str(found[-1]).upper())
+        found = [_usual(str(each).upper()) for each in _QUANTISATION.findall(piece)]
+        if found:  # some files also name their source, or the type of their embeddings
+            return min(found, key=lambda name: (name in _FLOATS, _BITS_ALONE.fullmatch(name) is not None))
     return None
 
 
@@ -111,7 +114,7 @@ def runs_natively(name: str | None, architecture: str | None) -> bool | None:
     """Whether our kernels run a quantisation of that name; None if the name does not tell."""
     if architecture is not None and architecture not in ARCHITECTURES:
         return False
-    if name is None or name.startswith("UD-"):  # mixtures of types that differ for each model
+    if name is None or _BITS_ALONE.fullmatch(name) or name.startswith("UD-"):  # mixtures that differ for each model
         return None
     k_type = re.match(r"Q\d_K", name)
     return (k_type[0] if k_type else _MIXTURES.get(name, name)) in KERNEL_TYPES
@@ -152,7 +155,8 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
     """Choose the quantisation for a machine with ``available_bytes`` of memory available.
 
     Among those that fit: first types that our kernels run, four bits before more; then types that llama.cpp runs,
-    four bits before more, and otherwise the largest. A ``named`` quantisation is taken even if it does not fit.
+    four bits before more, and otherwise the largest. Weights of 16 bits come after a file of half their size whose
+    type is unknown. A ``named`` quantisation is taken even if it does not fit.
     Raises DownloadError if the repository has no model, none that fits or has that name, or several different models.
     """
     room = int(MEMORY_FRACTION * available_bytes)
@@ -173,7 +177,8 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
             hint="choose a smaller model, or fetch this one anyway: "
             f"edgespec pull {listing.reference(least.files[0])}",
         )
-    chosen = min(fitting, key=_rank)
+    small = [each.bytes for each in fitting if each.native is None and each.bytes is not None]
+    chosen = min(fitting, key=lambda each: (_is_twice(each, small), _rank(each)))
     rivals = [each for each in fitting if each.name == chosen.name and _stem(each) != _stem(chosen)]
     if rivals:
         names = ", ".join(sorted(each.files[0] for each in (chosen, *rivals)))
@@ -195,13 +200,23 @@ def _nearest(named: str, found: Sequence[Quantisation]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
+def _is_twice(each: Quantisation, small: Sequence[int]) -> bool:
+    """Whether a file is of unquantised weights, and takes at least twice as many bytes as one of ``small``."""
+    return each.name in _FLOATS and any(2 * size <= (each.bytes or 0) for size in small)
+
+
 def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:
     """Sort key of ``choose_quantisation``, the best lowest. One file comes before the same model in parts."""
-    name, size = each.name or "", each.bytes or 0
-    preferred = (*PREFERRED, *_FLOATS) if each.native else PREFERRED
-    if name in preferred:
-        return (0 if each.native else 1, preferred.index(name), len(each.files), each.files)
-    return (3 if name in _FLOATS else 2, -size, len(each.files), each.files)
+    name, native = each.name or "", each.native
+    if name in PREFERRED:
+        kind, order = (0 if native else 3), PREFERRED.index(name)
+    elif bits := _BITS_ALONE.fullmatch(name):
+        kind, order = (1 if native is None else 4), "4567832".index(bits[1])
+    elif name in _FLOATS and native:
+        kind, order = 2, _FLOATS.index(name)
+    else:
+        kind, order = (6 if name in _FLOATS else 5), -(each.bytes or 0)
+    return kind, order, len(each.files), each.files
 
 
 def _stem(each: Quantisation) -> str:
