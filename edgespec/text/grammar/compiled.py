@@ -22,7 +22,7 @@ from edgespec.files.installation import install_command
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
-from edgespec.text.grammar.gbnf import is_gbnf, plain_gbnf
+from edgespec.text.grammar.gbnf import is_gbnf
 from edgespec.text.grammar.lenient import opened, readable
 from edgespec.text.grammar.size import MOST_ITEMS, MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -280,7 +280,7 @@ def _reads(pattern: str) -> bool:
 
 
 def _grammar(form: Form) -> str:
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if form.kind == "schema":
         options: Any = {**SPACINGS[form.spacing], "lenient": form.lenient}
@@ -292,7 +292,9 @@ def _grammar(form: Form) -> str:
         return LLMatcher.grammar_from_regex(form.text)
     if form.kind == "call" or not is_gbnf(form.text):
         return LLMatcher.grammar_from_lark(form.text)
-    return grammar_from("gbnf", plain_gbnf(form.text))
+    from edgespec.text.grammar.gbnf_terminals import lark_of_gbnf  # imports llguidance
+
+    return LLMatcher.grammar_from_lark(lark_of_gbnf(form.text))
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:
