@@ -220,7 +220,6 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
 
 def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledForm:
     try:
-        check_size(form)
         matcher, left_out = _lenient(form, vocabulary)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
@@ -255,6 +254,7 @@ def _matcher(form: Form, vocabulary: Any) -> LLMatcher:
     """Raises ValueError for a form that cannot be compiled, and what converters raise."""
     from llguidance import LLMatcher, LLParserLimits
 
+    check_size(form)
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
     matcher = LLMatcher(vocabulary, _grammar(form), log_level=0, limits=limits)
     if not matcher.is_error():
