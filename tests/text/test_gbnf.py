@@ -93,17 +93,25 @@ def test_a_rule_of_letters_leaves_what_may_follow_it(
     assert not takes(forms, tokenizer, refused, grammar=grammar)
 
 
-@pytest.mark.parametrize("root", ["", '("(" root ")")? '])
-def test_terminals_of_a_grammar_that_is_too_large_to_look_at_stay(
-    forms: Forms, tokenizer: GgufTokenizer, root: str
+WORDS = " | ".join(f'"word{number}."' for number in range(1000))
+CHAIN = "\n".join(f"w{number} ::= w{number + 1}" for number in range(400))
+
+
+@pytest.mark.parametrize(
+    ("rules", "taken"),
+    [
+        (f'word "."\nword ::= {WORDS}', "word7.."),
+        (f'w0\n{CHAIN}\nw400 ::= "a"', "a"),
+        (f'x "c"\nx ::= [ab]* "a" {"[ab] " * 16}', "a" + "b" * 16 + "c"),
+    ],
+    ids=["many letters", "many rules in rules", "many ways"],
+)
+def test_the_terminals_of_a_grammar_that_takes_long_to_look_at_stay(
+    forms: Forms, tokenizer: GgufTokenizer, rules: str, taken: str
 ) -> None:
-    words = " | ".join(f'"word{number}."' for number in range(1000))
-    for grammar in (f'root ::= {root}word "."\nword ::= {words}', f"root ::= {root}w1\n" + _nested(400)):
-        assert takes(forms, tokenizer, "word7.." if "word7" in grammar else "a", grammar=grammar)
-
-
-def _nested(rules: int) -> str:
-    return "\n".join([*(f"w{number} ::= w{number + 1}" for number in range(1, rules)), f'w{rules} ::= "a"'])
+    for grammar in (f"root ::= {rules}", f'root ::= ("(" root ")")? {rules}'):
+        assert takes(forms, tokenizer, taken, grammar=grammar)
+        assert not takes(forms, tokenizer, taken[:-1], grammar=grammar)
 
 
 def test_names_that_differ_in_case_or_a_dash_are_different_rules(forms: Forms, tokenizer: GgufTokenizer) -> None:

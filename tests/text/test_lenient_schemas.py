@@ -75,7 +75,7 @@ DRAFTS = (
 )
 PATHS = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}}}
 ENUM = {"type": "string", "enum": ["x", "y"]}
-# What schemas say in other words than JSON Schema: a part, the whole schema, what it takes, and what it refuses.
+# What schemas say in other words than JSON Schema: a part, the whole schema, the texts that fit, and another.
 MEANT: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = {
     "a text or null": ({"type": "string", "nullable": True}, {}, ('"x"', "null"), "3"),
     "one of several types or null": ({"type": ["integer", "null"], "nullable": True}, {}, ("3", "null"), '"x"'),

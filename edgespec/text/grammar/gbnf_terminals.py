@@ -27,9 +27,11 @@ from llguidance.gbnf_to_lark import (
 
 from edgespec.text.grammar.gbnf import plain_gbnf
 
-# What is looked at in a grammar, about 0.2 s; the terminals of a larger one stay as they are.
+# What is looked at in a grammar, about 0.3 s; the terminals of a larger one stay as they are.
 _MOST_STEPS = 1_000_000
 _MOST_POSITIONS = 5_000
+# An expression takes the time of as many steps.
+_OF_EXPRESSION = 20
 _IN_CLASS = re.compile(r"\\x([0-9a-f]{2})|(.)", re.DOTALL)
 _LAST_LETTER = 0x10FFFF
 _ROOT = "root"
@@ -52,13 +54,15 @@ def lark_of_gbnf(grammar: str) -> str:
     regular = _regular(rules)
     whole = {name: deepcopy(rule) for name, rule in rules.items() if name in regular}
     terminals = regular - {_ROOT}
-    while found := _Reading(rules, terminals).too_far():
+    reading = _Reading(rules, terminals, _MOST_STEPS)
+    while found := reading.too_far():
         if _ROOT in regular:
             terminals = regular  # one terminal has nothing behind it
             break
         terminals -= found
         for rule in rules.values():
             rule.alternatives = _in_letters(rule.alternatives, found)
+        reading = _Reading(rules, terminals, reading.left)
     return _written(rules, whole, terminals)
 
 
@@ -155,8 +159,9 @@ class _Reading:
     A position is a letter of a terminal, as in Glushkov's automata; repeated parts count as repeated without an end.
     """
 
-    def __init__(self, rules: _Rules, terminals: set[str]) -> None:
+    def __init__(self, rules: _Rules, terminals: set[str], left: int) -> None:
         self._rules, self._terminals = rules, terminals
+        self.left = left  # steps
         self._numbers = dict[str, int]()  # of terminals, by the name of a rule or as they are written
         self._ways = list[tuple[bool, int]]()  # of a terminal: whether it may be empty, and its first positions
         self._behind = list[int]()  # the terminals that may follow one
@@ -171,6 +176,11 @@ class _Reading:
             return self._search(self._places())
         except (_TooLargeError, RecursionError):
             return set()
+
+    def _take(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise _TooLargeError
 
     # ------------------------------------------------------------------------------------------------- positions
 
@@ -187,6 +197,7 @@ class _Reading:
 
     def _positions(self, node: ASTNode) -> tuple[bool, int, int]:
         """Whether an expression may be empty, its first positions and its last ones."""
+        self._take(_OF_EXPRESSION)
         if isinstance(node, RuleRefNode):
             return self._positions(self._rules[node.name].alternatives)
         if isinstance(node, RegexNode):
@@ -226,6 +237,7 @@ class _Reading:
         return one[0] and other[0], first, other[2] | one[2] if other[0] else other[2]
 
     def _follow(self, positions: int, following: int) -> None:
+        self._take(positions.bit_count())
         for each in _bits(positions):
             self._next[each] |= following
 
@@ -248,6 +260,7 @@ class _Reading:
 
     def _begin(self, node: ASTNode, begins: dict[str, tuple[bool, int]]) -> tuple[bool, int]:
         """Whether an expression may be empty, and the terminals that may begin it."""
+        self._take(_OF_EXPRESSION)
         if isinstance(node, RuleRefNode) and self._is_rule(node):
             return begins[node.name]
         if isinstance(node, LiteralNode | RegexNode | RuleRefNode):
@@ -268,6 +281,7 @@ class _Reading:
 
     def _walk(self, node: ASTNode, after: int, begins: dict[str, tuple[bool, int]], behind: dict[str, int]) -> None:
         """Note the terminals ``after`` an expression as those behind its last parts."""
+        self._take(_OF_EXPRESSION)
         if isinstance(node, RuleRefNode) and self._is_rule(node):
             behind[node.name] |= after
         elif isinstance(node, LiteralNode | RegexNode | RuleRefNode):
@@ -288,28 +302,28 @@ class _Reading:
     def _search(self, begin: int) -> set[str]:
         """Follow all texts from the terminals that may begin one."""
         kinds, holders = self._kinds()
-        first = [self._of_all(_bits(way), kinds) for _, way in self._ways]
-        letters_behind = [self._of_all(_bits(each), first) for each in self._behind]
+        first = [self._of_all(way, kinds) for _, way in self._ways]
+        letters_behind = [self._of_all(each, first) for each in self._behind]
         names, found = list(self._numbers), set[str]()
         ways = [way for _, way in self._ways]
-        places, waiting, seen, steps = {begin}, [self._of_all(_bits(begin), ways)], set[int](), 0
+        places, waiting, seen = {begin}, [self._of_all(begin, ways)], set[int]()
         while waiting:
             following = waiting.pop()
-            steps += len(holders)
-            if steps > _MOST_STEPS:
-                raise _TooLargeError
+            self._take(len(holders))
             states = {following & each for each in holders} - {0} - seen
             seen |= states
             for state in states:
-                more = self._of_all(_bits(state), self._next)
-                ended = {self._owner[each] for each in _bits(state & self._last)}
+                more = self._of_all(state, self._next)
+                ended = 0
+                for each in _bits(state & self._last):
+                    ended |= 1 << self._owner[each]
                 if more:
                     waiting.append(more)
                     letters = self._of_all(ended, letters_behind)
                     found |= {names[self._owner[each]] for each in _bits(more) if kinds[each] & letters}
                 if ended and (place := self._of_all(ended, self._behind)) not in places:
                     places.add(place)
-                    waiting.append(self._of_all(_bits(place), ways))
+                    waiting.append(self._of_all(place, ways))
         return found
 
     def _kinds(self) -> tuple[list[int], list[int]]:
@@ -323,14 +337,15 @@ class _Reading:
                 masks[letters] |= (1 << bisect_left(cuts, last + 1)) - (1 << bisect_left(cuts, first))
         kinds, holders = [masks[letters] for letters in self._letters], [0] * len(cuts)
         for position, own in enumerate(kinds):
+            self._take(own.bit_count())
             for kind in _bits(own):
                 holders[kind] |= 1 << position
         return kinds, holders
 
-    @staticmethod
-    def _of_all(numbers: Iterator[int] | set[int], masks: list[int]) -> int:
+    def _of_all(self, numbers: int, masks: list[int]) -> int:
+        self._take(numbers.bit_count())
         found = 0
-        for each in numbers:
+        for each in _bits(numbers):
             found |= masks[each]
         return found
 

@@ -33,21 +33,9 @@ _DRAFT = re.compile(r"draft(?:-(0[467])|[-/](2019-09|2020-12))")
 _OF_FRAGMENT = "/~%:@!$&'()*+,;=-._?"
 # Those of JSON Schema. Any other says nothing of a text.
 _FORMATS = (
-    *(
-        "date-time",
-        "date",
-        "time",
-        "duration",
-        "email",
-        "idn-email",
-        "hostname",
-        "idn-hostname",
-        "ipv4",
-        "ipv6",
-        "uri",
-    ),
-    *("uri-reference", "uri-template", "iri", "iri-reference", "uuid", "json-pointer", "relative-json-pointer"),
-    *("regex", "unknown"),
+    *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+    *("uri", "uri-reference", "uri-template", "iri", "iri-reference", "uuid", "json-pointer"),
+    *("relative-json-pointer", "regex", "unknown"),
 )
 # The bounds of numbers, by whether they are lower ones: the inclusive one and the exclusive one.
 _BOUNDS = {True: ("minimum", "exclusiveMinimum"), False: ("maximum", "exclusiveMaximum")}

@@ -100,7 +100,9 @@ def costly(schema: Any) -> Iterator[tuple[str, str]]:
     different = {each for each in texts if isinstance(each, str)}
     if len(different) > MOST_COMBINED and any("allOf" in each or _joins(each) for each in objects):
         why = f"it may combine {len(different)} patterns, and at most {MOST_COMBINED} can be"
-        yield from (("pattern", why), ("format", why))
+        yield from (
+            (key, why) for key in ("pattern", "format") if any(isinstance(each.get(key), str) for each in objects)
+        )
 
 
 def _joins(value: Mapping[str, Any]) -> bool:
