@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -80,14 +81,31 @@ def _any_object(name: str) -> AskedForm | None:
     return _form(name, schema={"type": "object"}, spacing="free")
 
 
+def narrower(one: AskedForm, other: AskedForm) -> AskedForm | None:
+    """The one of two forms that keeps the other too; None if neither does."""
+    if one == other:
+        return one
+    for less, more in ((one, other), (other, one)):
+        is_stricter = replace(less.form, lenient=True) == more.form
+        if is_stricter or (more == _any_object(more.field) and _is_of_objects(less.form)):
+            return less
+    return None
+
+
+def _is_of_objects(form: Form) -> bool:
+    return form.kind == "schema" and json.loads(form.text).get("type") == "object"
+
+
 def response_format(given: Mapping[str, Any]) -> AskedForm | None:
-    """OpenAI's field. llama.cpp takes a schema beside ``json_object`` too. Raises ApiError."""
+    """OpenAI's field. llama.cpp takes a schema beside either type of JSON, and as OpenAI does. Raises ApiError."""
     if given["type"] == "text":
         return None
-    if given["type"] == "json_object":
+    name, member = "response_format.json_schema", given.get("json_schema")
+    if given["type"] == "json_object" and not member:
         schema = given.get("schema")
         return _form("response_format.schema", schema=schema) if schema else _any_object("response_format")
-    name, member = "response_format.json_schema", given.get("json_schema")
+    if member is None and "schema" in given:
+        return _json_schema(given, "response_format")
     if not isinstance(member, Mapping):
         raise ApiError(f"{name} must be an object with a schema", param=name)
     return _json_schema(member, name)

@@ -91,4 +91,6 @@ def wanted(schema: Schema) -> str:
         allowed = Range(schema["minimum"], schema.get("maximum", math.inf))
         return allowed.wanted("a whole number" if kind == "integer" else "a number")
     most = schema.get("maxItems", schema.get("maxProperties"))
-    return _WORDS.get(kind, "anything") + ("" if most is None else f" of at most {most}")
+    texts = kind == "array" and schema.get("items", {}).get("type") == "string"
+    of = "" if most is None else f" of at most {most}"
+    return _WORDS.get(kind, "anything") + (f"{of or ' of'} texts" if texts else of)

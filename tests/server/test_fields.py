@@ -169,7 +169,7 @@ def test_the_fields_of_chats_are_those_of_responses_too() -> None:
             {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
             [["a"], ["a", "b"]],
             [[], ["a", 1], ["a", "b", "c"], "a"],
-            "a list of at most 2",
+            "a list of at most 2 texts",
         ),
         (
             {"type": "object", "required": ["a"], "properties": {"a": {"const": 1}}},

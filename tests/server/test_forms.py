@@ -20,6 +20,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequestError
 from edgespec.files.installation import install_command
 from edgespec.server.errors import ApiError
+from edgespec.server.faces.messages import read_messages
 from edgespec.server.faces.openai import read_chat, read_completion
 from edgespec.server.forms import MOST_COMPILING, Asked, AskedForm, FormCompiler
 from edgespec.text.grammar.compiled import Forms
@@ -60,6 +61,8 @@ def is_level(text: str) -> bool:
         ("response_format", BY_OPENAI, "schema", LEVEL),
         ("response_format", {"type": "json_object"}, "schema", {"type": "object"}),
         ("response_format", {"type": "json_object", "schema": LEVEL}, "schema", LEVEL),
+        ("response_format", {"type": "json_object", "json_schema": {"schema": LEVEL}}, "schema", LEVEL),
+        ("response_format", {"type": "json_schema", "schema": LEVEL}, "schema", LEVEL),
         ("json_schema", LEVEL, "schema", LEVEL),
         ("json_schema", {}, "schema", {}),
         ("guided_json", json.dumps(LEVEL), "schema", LEVEL),
@@ -98,6 +101,12 @@ def test_several_fields_may_name_one_form_and_not_two() -> None:
     lenient = {"type": "json_schema", "json_schema": {"schema": LEVEL}}
     assert form_in(json_schema=LEVEL, guided_json=LEVEL, response_format=lenient) == form_in(json_schema=LEVEL)
     assert form_in(json_schema=LEVEL, response_format={"type": "text"}) == form_in(json_schema=LEVEL)
+    strict = form_in(response_format=BY_OPENAI)
+    assert form_in(guided_json=LEVEL, response_format=BY_OPENAI) == strict
+    assert form_in(response_format={"type": "json_object"}, guided_json=LEVEL) == form_in(guided_json=LEVEL)
+    assert form_in(response_format=BY_OPENAI, format="json") == strict
+    for two in ({"json_schema": LEVEL, "format": LOOSE}, {"json_schema": LOOSE, "format": "json"}):
+        assert refused(read_chat, {"messages": HI, **two}).param == "format"
     error = refused(read_chat, {"messages": HI, "json_schema": LEVEL, "guided_regex": "a"})
     assert error.param == "guided_regex"
     assert "json_schema and guided_regex name two forms" in error.message
@@ -116,6 +125,8 @@ def test_several_fields_may_name_one_form_and_not_two() -> None:
             "response_format.json_schema.strict",
         ),
         ("response_format", {"type": "json_object", "schema": 3}, "response_format.schema"),
+        ("response_format", {"type": "json_object", "json_schema": {"a": 1}}, "response_format.json_schema.schema"),
+        ("response_format", {"type": "json_schema", "schema": 3}, "response_format.schema"),
         ("json_schema", "{", "json_schema"),
         ("json_schema", [1], "json_schema"),
         ("json_schema", {"enum": ["x" * MOST_BYTES]}, "json_schema"),
@@ -133,6 +144,13 @@ def test_several_fields_may_name_one_form_and_not_two() -> None:
 def test_a_form_that_cannot_be_read_is_refused_by_its_name(field: str, value: Any, param: str) -> None:
     error = refused(read_chat, {"messages": HI, field: value})
     assert (error.param, error.status) == (param, 400)
+
+
+def test_a_message_names_the_object_of_a_field_and_what_its_list_holds() -> None:
+    error = refused(read_chat, {"messages": HI, "guided_choice": [1, 2]})
+    assert error.message == "guided_choice must be a list of texts, not [1, 2]"
+    error = refused(read_messages, {"messages": HI, "max_tokens": 1, "output_config": {"format": {"type": "text"}}})
+    assert error.message.startswith("output_config.format must be {")
 
 
 @pytest.mark.parametrize("kind", ["yaml", "grammar", ""])

@@ -62,3 +62,68 @@ def test_a_grammar_with_rules_of_gbnf_is_gbnf_and_any_other_is_lark(forms: Forms
     assert not is_gbnf('start: "x"\nx: /\n ::=/ ')
     gbnf = '# start: of it\nroot ::= start end\nStart0 ::= "b"\nstart ::= "a" | start "a"\nend ::= "start" Start0'
     assert takes(forms, tokenizer, "aastartb", grammar=gbnf)
+
+
+ARITHMETIC = r"""root ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*"""
+LISTS = r"""root ::= list
+list ::= "(" text ". End" ("," list)* ")"
+text ::= [^()]+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        ('root ::= reason ". Answer: " [0-9]+\nreason ::= [^\\n]+', "So. It is. Answer: 3", "So. It is. Answer: x"),
+        ('root ::= reason "."\nreason ::= [a-zA-Z,. ]+', "Yes. No.", "Yes. No"),
+        ('root ::= word (" " word)* "."\nword ::= [a-z.]+', "a b.c e.g..", "a b.c e.g"),
+        (ARITHMETIC, "a+1=2\nb=3\n(a_1 *4) = c\n", "a+1=2\nb=3"),
+        (LISTS, "(a. En. End,(b. End. End,(.. End)))", "(a. En. End,(b. End. End,(. End)))"),
+        ('root ::= ("(" root ")")? a b | "."\na ::= [0-9]{2}\nb ::= [0-9]{2} "E"?', "((1234E)1234)1234", "(12)1234"),
+    ],
+)
+def test_a_rule_of_letters_leaves_what_may_follow_it(
+    forms: Forms, tokenizer: GgufTokenizer, grammar: str, taken: str, refused: str
+) -> None:
+    assert takes(forms, tokenizer, taken, grammar=grammar)
+    assert not takes(forms, tokenizer, refused, grammar=grammar)
+
+
+WORDS = " | ".join(f'"word{number}."' for number in range(1000))
+CHAIN = "\n".join(f"w{number} ::= w{number + 1}" for number in range(400))
+
+
+@pytest.mark.parametrize(
+    ("rules", "taken"),
+    [
+        (f'word "."\nword ::= {WORDS}', "word7.."),
+        (f'w0\n{CHAIN}\nw400 ::= "a"', "a"),
+        (f'x "c"\nx ::= [ab]* "a" {"[ab] " * 16}', "a" + "b" * 16 + "c"),
+    ],
+    ids=["many letters", "many rules in rules", "many ways"],
+)
+def test_the_terminals_of_a_grammar_that_takes_long_to_look_at_stay(
+    forms: Forms, tokenizer: GgufTokenizer, rules: str, taken: str
+) -> None:
+    for grammar in (f"root ::= {rules}", f'root ::= ("(" root ")")? {rules}'):
+        assert takes(forms, tokenizer, taken, grammar=grammar)
+        assert not takes(forms, tokenizer, taken[:-1], grammar=grammar)
+
+
+def test_names_that_differ_in_case_or_a_dash_are_different_rules(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    grammar = 'root ::= Item item a-b a_b aB\nItem ::= "1"\nitem ::= root? "2"\na-b ::= "3"\na_b ::= "4"\naB ::= "5"'
+    assert takes(forms, tokenizer, "12345", grammar=grammar)
+    assert takes(forms, tokenizer, "1123452345", grammar=grammar)
+    assert not takes(forms, tokenizer, "11345", grammar=grammar)
+    with pytest.raises(InvalidRequestError, match="'Item' is not defined"):
+        forms.compiled(made(grammar="root ::= item Item\nitem ::= root?"))
+    with pytest.raises(InvalidRequestError, match="no rule 'root'"):
+        forms.compiled(made(grammar='item ::= "1"'))
+
+
+def test_a_repeated_part_may_repeat_itself(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    assert takes(forms, tokenizer, "ab", grammar='root ::= ("a"+)? ("b"{1,2})*')

@@ -33,11 +33,17 @@ def whole(forms: Forms, tokenizer: GgufTokenizer, form: Form, text: str) -> bool
     return own.complete
 
 
+MANY = {"allOf": [{"type": "string", "pattern": f"^[a-z]*{number}"} for number in range(11)]}
 UNREAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "a pattern that looks ahead": ({"type": "string", "pattern": EMAIL}, '"x"', "pattern"),
     "a pattern that looks back": ({"type": "string", "pattern": r"^(a|b)\1$"}, '"x"', "pattern"),
     "a pattern of Python's": ({"type": "string", "pattern": r"^a\Z"}, '"x"', "pattern"),
     "a pattern of names": ({"type": "object", "patternProperties": {"^(?!x)": {"type": "null"}}}, "{}", "pattern"),
+    "a bound beyond all integers": ({"type": "integer", "minimum": -1e20}, "3", "minimum -1e+20 is left out"),
+    "a bound beyond what is read": ({"type": "integer", "minimum": 2 * 10**18}, "3", "minimum 2000000000000000000"),
+    "a bound of large numbers": ({"type": "number", "maximum": 1e19}, "3", "maximum 1e+19 is left out"),
+    "a factor of many": ({"type": "integer", "multipleOf": 86400}, "3", "multipleOf is left out"),
+    "many patterns": ({"anyOf": [{"pattern": "y"}], **MANY}, '"x"', "at most 10 can be"),
     "Python's type": ({"type": "int"}, "3", "'int' is read as 'integer'"),
     "Google's types": ({"type": ["STRING", "NULL"]}, '"x"', "'STRING' is read as 'string'"),
     "no type": ({"type": "file"}, '"x"', "'file'"),
@@ -60,6 +66,121 @@ def test_a_lenient_schema_is_kept_without_what_is_not_read_at_any_depth(
     assert not takes(forms, tokenizer, f'[{{"b": {value}, "c": 2}}]', schema=schema, lenient=True)
     with pytest.raises(InvalidRequestError, match="this schema cannot be followed"):
         forms.compiled(made(schema=schema))
+
+
+NAMES = ("My Type", "Page<Item>", "Page[Item]", "A|B", "List`1", "日本", "a%20b")
+DRAFTS = (
+    *("https://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-04/schema", "urn:draft/2019-09"),
+    *("http://json-schema.org/schema#", "https://spec.openapis.org/oas/3.1/dialect/base"),
+)
+PATHS = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}}}
+ENUM = {"type": "string", "enum": ["x", "y"]}
+# What schemas say in other words than JSON Schema: a part, the whole schema, the texts that fit, and another.
+MEANT: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = {
+    "a text or null": ({"type": "string", "nullable": True}, {}, ('"x"', "null"), "3"),
+    "one of several types or null": ({"type": ["integer", "null"], "nullable": True}, {}, ("3", "null"), '"x"'),
+    "not null": ({"type": "string", "nullable": False}, {}, ('"x"',), "null"),
+    "a choice or null": ({**ENUM, "nullable": True}, {}, ('"x"', "null"), '"z"'),
+    "a choice without a type or null": ({"enum": ["x", None], "nullable": True}, {}, ('"x"', "null"), '"z"'),
+    "a constant or null": ({"const": "x", "nullable": True}, {}, ('"x"', "null"), '"y"'),
+    "what a reference leads to or null": (
+        {"nullable": True, "description": "d", "allOf": [{"$ref": "#/$defs/E"}]},
+        {"$defs": {"E": ENUM}},
+        ('"x"', "null"),
+        '"z"',
+    ),
+    "one of several schemas or null": (
+        {"nullable": True, "anyOf": [{"type": "integer"}, ENUM]},
+        {},
+        ("3", '"x"', "null"),
+        '"z"',
+    ),
+    "any 64-bit integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, {}, ("-7",), "1.5"),
+    "any float of 32 bits": ({"type": "number", "minimum": -3.4028234663852886e38}, {}, ("-7.5",), '"x"'),
+    "any double": ({"type": "number", "maximum": 1.7976931348623157e308, "minimum": 0}, {}, ("7.5",), "-1"),
+    "any number but infinity": ({"type": "number", "exclusiveMaximum": 10**400}, {}, ("7.5",), '"x"'),
+    "any positive double": ({"type": "number", "minimum": 5e-324}, {}, ("0.5",), "-0.5"),
+    "any negative double": ({"type": "number", "maximum": -5e-324}, {}, ("-0.5",), "0.5"),
+    "any number from about zero": ({"type": "number", "exclusiveMinimum": -1e-30}, {}, ("0", "0.5"), "-0.5"),
+    "a float as a length": ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, {}, ('"x"',), '""'),
+    "a float as a number of items": ({"type": "array", "items": ENUM, "minItems": 1.0}, {}, ('["x"]',), "[]"),
+    "lists for objects": ({"type": "object", "properties": []}, {"$defs": []}, ("{}", '{"x": 1}'), "1"),
+    "an object for a list": ({"type": "object", "required": {}}, {}, ("{}",), "1"),
+    "any name": (
+        {"propertyNames": {"type": "string"}, "additionalProperties": ENUM},
+        {},
+        ('{"a": "x"}',),
+        '{"a": 1}',
+    ),
+    "any name at all": ({"propertyNames": {"title": "t"}, "additionalProperties": ENUM}, {}, ("{}",), '{"a": 1}'),
+    "names of any kind": ({"propertyNames": True, "type": "object"}, {}, ("{}",), "1"),
+    "a fragment as an id": ({"$id": "#a", "type": "string"}, {}, ('"x"',), "3"),
+    "a path as an id": ({"$id": "#/properties/a", "type": "string"}, {}, ('"x"',), "3"),
+    **{
+        f"the reference {each}": (
+            {"$ref": f"#/$defs/{each}"},
+            {"$defs": {each.replace("%20", " "): ENUM}},
+            ('"x"',),
+            '"z"',
+        )
+        for each in NAMES
+    },
+    **{f"the draft {each}": (ENUM, {"$schema": each}, ('"x"',), '"z"') for each in DRAFTS},
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_a_schema_is_read_as_it_is_meant(forms: Forms, tokenizer: GgufTokenizer, name: str) -> None:
+    inner, root, taken, refused = MEANT[name]
+    schema = {**root, "type": "object", "properties": {"a": inner}, "required": ["a"]}
+    for strict in (False, True):
+        form = made(schema=schema, lenient=not strict)
+        own = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
+        call = call_form(use(HERMES, (own,)), ["f"], several=False)
+        assert not forms.compiled(form).warnings
+        assert not forms.compiled(call).warnings
+        for value in taken:
+            assert whole(forms, tokenizer, form, f'{{"a": {value}}}'), value
+            assert whole(forms, tokenizer, call, said("f", f'{{"a": {value}}}')), value
+        assert not whole(forms, tokenizer, form, f'{{"a": {refused}}}')
+        assert not whole(forms, tokenizer, call, said("f", f'{{"a": {refused}}}'))
+        assert not whole(forms, tokenizer, call, said("f", "{}")), "a is required"
+
+
+def test_the_arguments_of_a_call_are_never_null(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    own = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "nullable": True}}}
+    for form in (call_form(use(HERMES, (own,)), ["f"], several=False), begun_form(use(HERMES, (own,)))):
+        assert whole(forms, tokenizer, form, said("f", "{}"))
+        assert not whole(forms, tokenizer, form, said("f", "null"))
+
+
+def test_properties_may_have_the_names_of_such_keywords(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    schema = {"type": "object", "properties": {"nullable": {"const": True}, "$id": {"const": "#a"}}}
+    taken = '{"nullable": true, "$id": "#a"}'
+    assert takes(forms, tokenizer, taken, schema=schema)
+    assert not takes(forms, tokenizer, taken.replace("true", "null"), schema=schema)
+
+
+def test_a_strict_schema_is_kept_without_a_format_that_json_schema_does_not_have(
+    forms: Forms, tokenizer: GgufTokenizer
+) -> None:
+    (warning,) = forms.compiled(made(schema=PATHS)).warnings
+    assert "'path'" in warning
+    assert takes(forms, tokenizer, '{"path": "/a b"}', schema=PATHS)
+    assert not forms.compiled(made(schema={"type": "integer", "format": "int64"})).warnings
+    with pytest.raises(InvalidRequestError, match="regex"):
+        forms.compiled(made(schema={"type": "string", "format": "regex"}))
+
+
+def test_an_only_part_of_all_joins_nothing(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    formats = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "uuid")
+    texts = [{"format": each} for each in formats] + [{"pattern": f"^x{number}$"} for number in range(3)]
+    properties = {f"p{number}": {"type": "string", **each} for number, each in enumerate(texts)}
+    alone = {"allOf": [{"$ref": "#/$defs/E"}], "description": "x", "default": "x"}
+    schema = {"$defs": {"E": ENUM}, "type": "object", "properties": {**properties, "e": alone}, "required": ["e"]}
+    for lenient in (False, True):
+        assert takes(forms, tokenizer, '{"e": "x"}', schema=schema, lenient=lenient)
+        assert not takes(forms, tokenizer, '{"e": "z"}', schema=schema, lenient=lenient)
 
 
 def test_values_that_look_like_keywords_stay(forms: Forms, tokenizer: GgufTokenizer) -> None:
@@ -137,6 +258,18 @@ def test_a_tool_whose_schema_cannot_be_followed_is_free_and_the_others_stay_boun
         warnings = " ".join(forms.compiled(form).warnings)
         assert "parameters of a tool cannot be followed and are free" in warnings
         assert "'INTEGER' is read as 'integer'" in warnings
+
+
+def test_a_tool_that_is_too_costly_loses_the_keyword_or_is_free_alone(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    names = {f"p{number}": {"type": "null"} for number in range(2001)}
+    tools = (tool("wait", {"ms": {"type": "integer", "multipleOf": 86400}}, "ms"), tool("all", names), ASKED[2])
+    called = ["wait", "all", "clock"]
+    for form in (call_form(use(HERMES, tools), called, several=False), begun_form(use(HERMES, tools))):
+        assert any("multipleOf is left out" in each for each in forms.compiled(form).warnings)
+        assert whole(forms, tokenizer, form, said("wait", '{"ms": 7}'))
+        assert not whole(forms, tokenizer, form, said("wait", '{"ms": "7"}'))
+        assert whole(forms, tokenizer, form, said("all", '{"other": 7}'))
+        assert not whole(forms, tokenizer, form, said("clock", '{"zone": "x"}'))
 
 
 def test_the_schema_of_an_answer_beside_tools_is_refused_if_it_cannot_be_followed(forms: Forms) -> None:

@@ -53,7 +53,7 @@ class Field:
     ``schema`` is what it may be; values outside an ``enum``, also of a member, ask for what is not supported. ``own``
     is what a value means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a
     field of Request, or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the
-    table counts, of template variables for each name; forms of the answer must be equal.
+    table counts, of template variables for each name, and of forms the ``narrower`` one.
     Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
     that leaves the field out. ``code`` is that of errors about what is not supported. With ``texts`` the field's
     texts reach the model.
@@ -90,9 +90,9 @@ class Field:
     def _refusal(self, name: str, given: Any) -> ApiError:
         if self.treatment is Treatment.REFUSED or "enum" in self.schema or fits(_of_any_value(self.schema), given):
             only = "" if self.schema is EMPTY else f", only {wanted(self.schema)}"
-            message = f"{name} {_told(given)} is not supported{only} ({self.meaning})"
+            message = f"{self.name} {_told(given)} is not supported{only} ({self.meaning})"
             return ApiError(message, param=name, code=self.code)
-        return ApiError(f"{name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
+        return ApiError(f"{self.name} must be {wanted(self.schema)}, not {_told(given)}", param=name)
 
 
 def _of_any_value(schema: Schema) -> Schema:

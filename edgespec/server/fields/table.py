@@ -14,6 +14,7 @@ from typing import Any
 from edgespec.server.errors import ApiError
 from edgespec.server.fields import infill, messages, ollama, openai, responses
 from edgespec.server.fields.field import Field
+from edgespec.server.forms import narrower
 from edgespec.server.json_schema import Schema
 
 # A table for each family of APIs, in the order of docs/guide/fields.md.
@@ -42,9 +43,11 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
             before = into.setdefault(name, value)
             if name == "template_variables":
                 into[name] = {**value, **before}
-            elif name == "form" and before != value:
-                message = f"{before.field} and {field.name} name two forms, and an answer has one"
-                raise ApiError(message, param=field.name)
+            elif name == "form":
+                into[name] = narrower(before, value)
+                if into[name] is None:
+                    message = f"{before.field} and {field.name} name two forms, and an answer has one"
+                    raise ApiError(message, param=field.name)
     sampling |= found.pop("samplers", {})
     return {**found, "sampling": sampling}
 

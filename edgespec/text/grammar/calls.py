@@ -457,5 +457,6 @@ def in_each_order(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema of arguments: an object, with the named properties only unless it says otherwise."""
     closed = {} if any(key in schema for key in _COMPOSED) else {"additionalProperties": False}
-    given = {key: each for key, each in schema.items() if each is not None}  # Go writes null for what is absent
+    # Go writes null for what is absent, and the arguments of a call are never null.
+    given = {key: each for key, each in schema.items() if each is not None and key != "nullable"}
     return {"type": "object", **closed, **given}

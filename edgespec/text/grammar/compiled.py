@@ -23,7 +23,7 @@ from edgespec.files.installation import install_command
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray, are_allowed
 from edgespec.text.grammar.form import SPACINGS, Form, lark_text
-from edgespec.text.grammar.gbnf import is_gbnf, plain_gbnf
+from edgespec.text.grammar.gbnf import is_gbnf
 from edgespec.text.grammar.lenient import opened, readable
 from edgespec.text.grammar.size import MOST_ITEMS, MOST_STATES, check_size
 from edgespec.text.tokenizers.tokenizer import Tokenizer
@@ -229,7 +229,6 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> Any:
 
 def _compile(form: Form, vocabulary: Any, stop_ids: frozenset[int]) -> CompiledForm:
     try:
-        check_size(form)
         matcher, left_out = _lenient(form, vocabulary)
     except Exception as error:  # converters raise what they like for a hostile text
         raise _refused(form, str(error)) from error
@@ -264,6 +263,7 @@ def _matcher(form: Form, vocabulary: Any) -> LLMatcher:
     """Raises ValueError for a form that cannot be compiled, and what converters raise."""
     from llguidance import LLMatcher, LLParserLimits
 
+    check_size(form)
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
     matcher = LLMatcher(vocabulary, _grammar(form), log_level=0, limits=limits)
     if not matcher.is_error():
@@ -289,7 +289,7 @@ def _reads(pattern: str) -> bool:
 
 
 def _grammar(form: Form) -> str:
-    from llguidance import LLMatcher, grammar_from
+    from llguidance import LLMatcher
 
     if form.kind == "schema":
         options: Any = {**SPACINGS[form.spacing], "lenient": form.lenient}
@@ -301,7 +301,9 @@ def _grammar(form: Form) -> str:
         return LLMatcher.grammar_from_regex(form.text)
     if form.kind == "call" or not is_gbnf(form.text):
         return LLMatcher.grammar_from_lark(form.text)
-    return grammar_from("gbnf", plain_gbnf(form.text))
+    from edgespec.text.grammar.gbnf_terminals import lark_of_gbnf  # imports llguidance
+
+    return LLMatcher.grammar_from_lark(lark_of_gbnf(form.text))
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:

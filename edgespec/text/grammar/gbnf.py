@@ -18,8 +18,6 @@ _NAMED = {"n": "\n", "r": "\r", "t": "\t"}
 _IN_QUOTES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _CONTROL = re.compile(r"([\x00-\x08\x0b\x0c\x0e-\x1f])")
 _ANY = "[\\x00-\U0010ffff]"
-# The first rule is called so in Lark.
-_FIRST = "start"
 
 
 def is_gbnf(grammar: str) -> bool:
@@ -28,9 +26,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def plain_gbnf(grammar: str) -> str:
-    """The grammar without the escapes that llguidance misreads, with no rule ``start``. Raises ValueError."""
-    names = {found["name"].lower() for found in _parts(grammar) if found["name"]}
-    free = next(name for number in range(len(names) + 1) if (name := f"{_FIRST}{number}") not in names)
+    """The grammar without the escapes that llguidance misreads. Raises ValueError."""
 
     def plain(found: re.Match[str]) -> str:
         if found["text"] is not None:
@@ -39,16 +35,11 @@ def plain_gbnf(grammar: str) -> str:
             return f"[{''.join(_class(found['letters']))}]"
         if found["any"]:
             return _ANY
-        return free if found["name"] and found["name"].lower() == _FIRST else found[0]
-
-    return _PARTS.sub(plain, grammar)
-
-
-def _parts(grammar: str) -> Iterator[re.Match[str]]:
-    for found in _PARTS.finditer(grammar):
         if found["open"]:
             raise ValueError(f"{grammar[found.start() : found.start() + 20]!r} has no end")
-        yield found
+        return found[0]
+
+    return _PARTS.sub(plain, grammar)
 
 
 def _letters(text: str) -> Iterator[tuple[str, bool]]:

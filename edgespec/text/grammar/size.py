@@ -82,21 +82,27 @@ def _check_schema(schema: Any) -> None:
     references = {each["$ref"] for each in objects if isinstance(each.get("$ref"), str)}
     if len(references) * deepest > MOST_LEVELS:
         raise ValueError(f"it has {len(references)} references and {deepest} levels, which may lead too deep")
-    _check_patterns(objects)
-    multiples = [each["multipleOf"] for each in objects if _is_number(each.get("multipleOf"))]
-    common = math.lcm(*(_digits(each) for each in set(multiples)))
-    if multiples and len(multiples) * common > MOST_MULTIPLES:
-        raise ValueError(f"its {len(multiples)} multipleOf allow too many remainders")
-
-
-def _check_patterns(objects: list[Mapping[str, Any]]) -> None:
     named = [each["patternProperties"] for each in objects if isinstance(each.get("patternProperties"), dict)]
     if sum(len(each) ** 2 for each in named) > MOST_NAME_PATTERNS**2:
         raise ValueError(f"it has more than {MOST_NAME_PATTERNS} patternProperties")
+    for _, why in costly(schema):
+        raise ValueError(why)
+
+
+def costly(schema: Any) -> Iterator[tuple[str, str]]:
+    """The keywords that cost too much together, each with the reason. Without them only their values are free."""
+    objects = [value for value, _ in _values(schema) if isinstance(value, dict)]
+    multiples = [each["multipleOf"] for each in objects if _is_number(each.get("multipleOf"))]
+    common = math.lcm(*(_digits(each) for each in set(multiples)))
+    if multiples and len(multiples) * common > MOST_MULTIPLES:
+        yield "multipleOf", f"its {len(multiples)} multipleOf allow too many remainders"
     texts = (each.get(key) for each in objects for key in ("pattern", "format"))
     different = {each for each in texts if isinstance(each, str)}
     if len(different) > MOST_COMBINED and any("allOf" in each or _joins(each) for each in objects):
-        raise ValueError(f"it may combine {len(different)} patterns, and at most {MOST_COMBINED} can be")
+        why = f"it may combine {len(different)} patterns, and at most {MOST_COMBINED} can be"
+        yield from (
+            (key, why) for key in ("pattern", "format") if any(isinstance(each.get(key), str) for each in objects)
+        )
 
 
 def _joins(value: Mapping[str, Any]) -> bool:
