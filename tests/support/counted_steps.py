@@ -1,15 +1,16 @@
-"""Steps of work: calls of functions in Python and in C, and characters counted against a budget."""
+"""Steps of work: calls of functions in Python and in C, and characters counted against a budget; lines of Python."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from edgespec.text.request_budget import RequestBudget
 
-__all__ = ["counted_steps"]
+__all__ = ["counted_lines", "counted_steps"]
 
 # As in the budget of a rendering: reading them takes the time of a call.
 _CHARACTERS_PER_STEP = 64
@@ -30,3 +31,20 @@ def counted_steps(work: Callable[[RequestBudget], object]) -> float:
     finally:
         sys.setprofile(None)
     return calls + (before - budget._characters) / _CHARACTERS_PER_STEP
+
+
+@contextmanager
+def counted_lines() -> Iterator[list[int]]:
+    """Counts the lines of Python that run."""
+    steps = [0]
+
+    def trace(_frame: FrameType, event: str, _value: object) -> Any:
+        steps[0] += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield steps
+    finally:
+        sys.settrace(before)

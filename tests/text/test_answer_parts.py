@@ -5,12 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -35,6 +31,7 @@ from edgespec.text.conversation.tool_calls import CallText
 from tests.support import call_samples
 from tests.support.answer_pieces import CITY, QWEN, pieces_of
 from tests.support.call_samples import SAMPLES
+from tests.support.counted_steps import counted_lines
 
 CALL = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 MARKED = f"<tool_call>\n{CALL}\n</tool_call>"
@@ -366,27 +363,10 @@ HOSTILE: dict[str, tuple[CallFormat, str, str]] = {
 }
 
 
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """Counts the lines of Python that run."""
-    steps = [0]
-
-    def trace(_frame: FrameType, event: str, _value: object) -> Any:
-        steps[0] += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield steps
-    finally:
-        sys.settrace(before)
-
-
 def steps(form: CallFormat, text: str, size: int) -> int:
     """The steps that reading the text in pieces of ``size`` characters takes."""
     own = CallText(form, {"weather": CITY}, ids="abcdefg")
-    with counted() as found:
+    with counted_lines() as found:
         for at in range(0, len(text), size):
             own.feed(text[at : at + size])
         own.flush()

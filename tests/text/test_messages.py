@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.messages import begun, check_conversation, read_conversation
+from tests.support.counted_steps import counted_lines
 
 Message = dict[str, Any]
 
@@ -86,12 +87,27 @@ def test_neighbours_are_joined_where_the_order_of_what_they_say_stays(given: Any
         ([said("", "i" * 200), result("i" * 200)], [result("i" * 200, "f" + "i" * 200)]),
         ([said("", "a", "b"), result("x"), result("y")], [result("a", "fa"), result("b", "fb")]),
         ([said("", "a", "b"), result("x"), result("a")], [result("b", "fb"), result("a", "fa")]),
+        ([said("", "a", "b"), result("x"), user()], [result("x"), user()]),
+        ([said("", "a"), result("x"), result("y")], [result("x"), result("y")]),
         ([said("", "a", "b"), result("x", "fb"), result("y", "other")], [result("b", "fb"), result("y", "other")]),
         ([said("", "a", "b"), {"role": "tool", "content": "found", "name": "fb"}], [result("b", "fb")]),
     ],
 )
 def test_results_are_taken_as_they_are_with_their_functions_name(given: Any, read: list[Message]) -> None:
     assert read_conversation(given)[-len(read) :] == read
+
+
+@pytest.mark.parametrize("own", [None, "x"])
+@pytest.mark.parametrize("name", [None, "f1"])
+def test_results_are_read_in_proportion_to_their_number(own: str | None, name: str | None) -> None:
+    def lines(count: int) -> int:
+        call = {"function": {"name": "f1", "arguments": "{}"}}
+        answer = {"role": "tool", "tool_call_id": own, "content": "found", "name": name}
+        with counted_lines() as found:
+            read_conversation([said("", tool_calls=[call] * count), *[answer] * count])
+        return found[0]
+
+    assert lines(200) < 2.2 * lines(100)
 
 
 def test_calls_of_one_answer_with_the_same_id_get_different_ids_and_their_results_too() -> None:

@@ -8,8 +8,8 @@ again changes nothing.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count, islice, takewhile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
@@ -190,7 +190,7 @@ def _thinking(given: Mapping[str, Any], where: str) -> Message:
 
 def _name_results(messages: list[Message]) -> None:
     """Give each result the id of the call that it answers, and the name of its function."""
-    calls, before, awaited = _OpenCalls(), "", set[str | None]()
+    calls, before = _OpenCalls(), ""
     for at, message in enumerate(messages):
         if message["role"] != "tool" and before != "assistant":
             calls.clear()
@@ -198,10 +198,11 @@ def _name_results(messages: list[Message]) -> None:
             calls.add(call)
         if message["role"] == "tool":
             if before != "tool":
-                row = takewhile(lambda each: each["role"] == "tool", islice(messages, at, None))
-                awaited = {each["tool_call_id"] for each in row}
+                later = map(messages.__getitem__, range(at, len(messages)))
+                row = takewhile(lambda each: each["role"] == "tool", later)
+                calls.await_results([each["tool_call_id"] for each in row])
             own_name = message.pop("name")
-            message["tool_call_id"] = answered = calls.answered(message["tool_call_id"], own_name, awaited)
+            message["tool_call_id"] = answered = calls.answered(message["tool_call_id"], own_name)
             name = calls.names.get(answered, own_name)
             if isinstance(name, str) and name:
                 message["name"] = mended(name)
@@ -219,6 +220,9 @@ class _OpenCalls:
         self._open = dict[str, None]()
         self._renamed = defaultdict[str, deque[str]](deque)
         self._numbers = count(2)
+        # The calls that no result of this row has the id of: all, and those of each function by its name.
+        self._free = defaultdict[str, deque[str]](deque)
+        self._one_each = False
 
     def clear(self) -> None:
         """No call waits for a result any more."""
@@ -235,22 +239,41 @@ class _OpenCalls:
         self.names[call["id"]] = call["function"]["name"]
         self._open[call["id"]] = None
 
-    def answered(self, given: str | None, name: object, awaited: Collection[str | None]) -> str:
+    def await_results(self, ids: Sequence[str | None]) -> None:
+        """A row of results begins, which have these ids."""
+        awaited = set(ids)
+        self._one_each = len(ids) == len(self._open)
+        self._free.clear()
+        for call in self._open:
+            if call not in awaited:
+                self._free[_ANY].append(call)
+                self._free[self.names[call]].append(call)
+
+    def answered(self, given: str | None, name: object) -> str:
         """The id of the call that a result answers.
 
-        A result without an id, or with an id that no call had, answers the first open call of the function that it
-        names. If it names none, that is the first one. None of them is ``awaited``: another result has its id.
+        A result without an id answers the first open call of the function that it names, or the first one. So does
+        one with an id that no call had if the row has a result for each open call, but only a call of the function
+        that it names. None of these calls has the id of another result in the row.
         """
         own = given
-        if given is None or given not in self.names:
-            free = [each for each in self._open if each not in awaited]
-            of_name = [each for each in free if self.names[each] == name]
-            own = next(iter(of_name or ([] if given and name else free)), given)
+        if given is None or (given not in self.names and self._one_each):
+            named = name if isinstance(name, str) else _ANY
+            own = self._next_free(named) or (self._next_free(_ANY) if given is None else None) or given
         elif given not in self._open and self._renamed[given]:
             own = self._renamed[given].popleft()
         self._open.pop(own or "", None)
         return _NO_CALL if own is None else own
 
+    def _next_free(self, name: str) -> str | None:
+        row = self._free.get(name, deque[str]())
+        while row:
+            if (call := row.popleft()) in self._open:
+                return call
+        return None
 
+
+# In place of a function's name.
+_ANY = ""
 # The id of a result that has none while no call is open.
 _NO_CALL = "call00000"
