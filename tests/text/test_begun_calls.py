@@ -16,6 +16,7 @@ from edgespec.text.grammar.begun_calls import BegunCalls, BegunCallsCursor
 from edgespec.text.grammar.calls import bare_beginning, begun_form
 from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.tokenizers.gguf import GgufTokenizer
+from tests.support.counted_steps import counted_lines
 from tests.support.wandering import wander
 from tests.text.test_call_forms import use
 from tests.text.test_forms import cut
@@ -45,7 +46,8 @@ def constraint(
         return forms.compiled(begun_form(asked, bare=bare)).cursor()
 
     return BegunCalls(
-        marks=form.begun_by([tool["function"]["name"] for tool in asked.tools]),
+        marks=form.whole_beginnings,
+        names=frozenset(tool["function"]["name"] for tool in asked.tools),
         bare=bare_beginning(asked),
         begin=begin,
         thinking=thinking,
@@ -78,6 +80,9 @@ def test_any_token_may_follow_until_a_call_begins_and_after_it_ends(forms: Forms
         (HERMES, "It writes `<tool_call>", "It writes: <tool_call>"),
         (HERMES, 'It writes "<tool_call>', '"<tool_call>" is <tool_call>'),
         (GLM, "It writes '<tool_call>", "<tool_call>"),
+        (HERMES, "It writes (`<tool_call>", "See `foo.py`<tool_call>"),
+        (HERMES, "\n'<tool_call>", "The users'<tool_call>"),
+        (HERMES, "`<tool_call>", 'He said "go."<tool_call>'),
         (MINICPM, 'In WSDL: <function name="area"/> and <function name="weather"/', 'So: <function name="weather">'),
         (MINICPM, '`<function name="weather">', '<function <function name="clock">'),
         (MINIMAX, '<invoke name="rain">, <invoke name="weather"', '<invoke name="weather">'),
@@ -95,6 +100,23 @@ def test_a_text_about_a_mark_begins_no_call(
     assert not free(cursor, tokenizer, f"{about}`.\n{begun}")
     parser = use(form).parser()
     assert "".join(piece.text for piece in [*parser.feed(f"{about}`."), *parser.flush()]) == f"{about}`."
+
+
+@pytest.mark.parametrize("form", [HERMES, MINICPM])
+def test_tokens_outside_of_calls_take_the_same_time_with_many_tools(
+    forms: Forms, tokenizer: GgufTokenizer, form: CallFormat
+) -> None:
+    own = constraint(forms, tokenizer, form)
+    many = replace(own, names=frozenset(f"tool_{number}" for number in range(1000)))
+
+    def lines(form: BegunCalls) -> int:
+        cursor, tokens = form.cursor(), cut(tokenizer, 'In WSDL: <function name="area"/> and <tool_ca')
+        with counted_lines() as found:
+            cursor.at(tokens)
+        return found[0]
+
+    lines(own)  # what is computed once in a process is not counted
+    assert lines(many) == lines(own)
 
 
 def test_in_a_call_the_mask_is_that_of_its_grammar(forms: Forms, tokenizer: GgufTokenizer) -> None:

@@ -397,7 +397,8 @@ class LoadedPair:
         """
         marks, inside = (None, False) if thinking is None else thinking
         return BegunCalls(
-            marks=use.format.begun_by([tool["function"]["name"] for tool in use.tools]),
+            marks=use.format.whole_beginnings,
+            names=frozenset(tool["function"]["name"] for tool in use.tools),
             bare=bare_beginning(use),
             begin=lambda bare: self._begun_call(use, owner, bare=bare),
             thinking=marks,

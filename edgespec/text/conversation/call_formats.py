@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -63,6 +63,10 @@ class Mark:
         found = self._whole.match(text, at)
         open_end = found is not None and found.end() == len(text) and self.parts[-1] in _FILLED
         return None if open_end and not final else found
+
+    def each_in(self, text: str) -> Iterator[re.Match[str]]:
+        """Each mark in a text, with what stands in its places."""
+        return self._whole.finditer(text)
 
     def find(self, text: str) -> int | None:
         """Where the mark is in a text; None without it."""
@@ -132,17 +136,11 @@ class CallFormat:
         """What certainly begins calls anywhere in an answer."""
         return self.begins or self.openings
 
-    def begun_by(self, names: Collection[str]) -> tuple[str, ...]:
-        """What certainly begins calls of functions with these names.
-
-        A tag that holds the name is whole, as other markup begins like it.
-        """
+    @property
+    def whole_beginnings(self) -> tuple[str, ...]:
+        """The ``beginnings``, where a tag that holds the name is whole: other markup begins like it."""
         tags = {Mark(head).parts[0]: head for head in self.heads if _NAMED_TAG.search(head)}
-        return tuple(
-            tags[text].replace("{name}", name) if text in tags else text
-            for text in self.beginnings
-            for name in (names if text in tags else ("",))
-        )
+        return tuple(tags.get(text, text) for text in self.beginnings)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -11,14 +11,15 @@ from edgespec.decoding.constraint import Cursor
 from edgespec.errors import ConstraintError
 from edgespec.interfaces.counted_text import common_prefix
 from edgespec.interfaces.drawing import UintArray
-from edgespec.text.conversation.pieces import overlap
+from edgespec.text.conversation.call_formats import Mark
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 # Characters before the name in a call without marks: its beginning is looked for in each token's text.
 _LONGEST_HEAD = 200
-# Directly in front of a mark they say that the text is about it.
-_QUOTES = ("`", '"', "'")
+# Directly in front of a mark it says that the text is about it. A quote behind a word or a stop ends something else.
+_OPENING_QUOTE = re.compile(r"""[\s(\[{]?[`"']""", re.ASCII)
+_BEFORE_MARK = 2
 
 
 class CallCursor(Cursor, Protocol):
@@ -33,13 +34,14 @@ class CallCursor(Cursor, Protocol):
 class BegunCalls:
     """The constraint of an answer that may call tools.
 
-    ``marks`` begin a call anywhere but behind a quote, and a text that fits ``bare``, if there is one, where the
-    answer begins.
+    ``marks`` begin a call anywhere but behind an opening quote, if a name in them is one of ``names``, and a text
+    that fits ``bare``, if there is one, where the answer begins.
     ``begin`` gives the cursor of a call, which is bare or not: None binds nothing. Between the marks of
     ``thinking``, which the prompt has opened if ``inside``, no call begins.
     """
 
     marks: tuple[str, ...]
+    names: frozenset[str]
     bare: re.Pattern[str] | None
     begin: Callable[[bool], CallCursor | None]
     thinking: ThinkingMarks | None
@@ -55,8 +57,8 @@ class BegunCalls:
 class _Place:
     """Where the answer stands behind one of its tokens.
 
-    Outside of calls ``text`` is that of the tokens from ``first`` on: what may become a mark, and a character before
-    it. In a call ``first`` is its first token.
+    Outside of calls ``text`` is that of the tokens from ``first`` on: what may become a mark, and two characters
+    before it. In a call ``first`` is its first token.
     ``thinks``: in thinking. ``said``: there was text outside of calls and thinking.
     """
 
@@ -73,11 +75,13 @@ class BegunCallsCursor:
 
     def __init__(self, form: BegunCalls) -> None:
         self._form = form
-        self._marks = tuple(map(_as_bytes, form.marks))
+        self._marks = tuple(Mark(_as_bytes(mark)) for mark in form.marks)
         thinking = form.thinking
         self._opening = None if thinking is None else _as_bytes(thinking.opening)
         self._closing = "" if thinking is None else _as_bytes(thinking.closing)
         self._thinks_again = thinking is not None and bool(thinking.answer)
+        opening = (Mark(self._opening),) if self._thinks_again and self._opening else ()
+        self._watched = (*self._marks, *opening)
         self._tokens: list[int] = []
         self._places = [_Place(0, thinks=form.inside)]  # one more than tokens
         self._cursors: dict[bool, CallCursor | None] = {}
@@ -173,18 +177,20 @@ class BegunCallsCursor:
             return self._begun(_Place(place.first, bare=True))
         if not place.said and self._may_begin(text):
             return replace(place, text=text)
-        kept = overlap(text, self._watched) + 1
-        first = self._token_of(place.first, max(0, len(text) - kept))
+        kept = min(mark.begun_at(text) for mark in self._watched) - _BEFORE_MARK
+        first = self._token_of(place.first, max(0, kept))
         return _Place(first, "".join(map(self._written, self._tokens[first:])), said=True)
 
     def _mark_in(self, text: str, read: int) -> int | None:
         """Where the first mark is that begins a call and ends behind the ``read`` characters; None without one."""
-        places = (text.find(mark, max(0, read - len(mark) + 1)) for mark in self._marks)
-        return min((at for at in places if at >= 0 and not text[:at].endswith(_QUOTES)), default=None)
-
-    @property
-    def _watched(self) -> tuple[str, ...]:
-        return (*self._marks, self._opening) if self._thinks_again and self._opening else self._marks
+        places = (
+            found.start()
+            for mark in self._marks
+            for found in mark.each_in(text)
+            if found.end() > read and self._form.names.issuperset(found.groups())
+        )
+        quoted = _OPENING_QUOTE.fullmatch
+        return min((at for at in places if not quoted(text[max(0, at - _BEFORE_MARK) : at])), default=None)
 
     def _opens_thinking(self, text: str, *, said: bool) -> bool:
         if self._opening is None:
