@@ -28,10 +28,20 @@ _THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
 
 # Those that are not text.
 _OTHERS = {
+    "computer_screenshot": "an image",
+    **dict.fromkeys(("audio", "input_audio"), "a recording"),
+    **dict.fromkeys(("video", "video_url"), "a video"),
+    **dict.fromkeys(("resource", "resource_link"), "a resource"),
     **dict.fromkeys(("image", "image_url", "input_image"), "an image"),
     "document": "a document",
     **dict.fromkeys(("file", "input_file"), "a file"),
 }
+# What these parts have: the second are objects. A program's own list of files has none of them.
+_HELD = ("data", "file_data", "file_id", "file_url", "image_url", "video_url")
+_HELD_OBJECTS = ("source", "file", "audio", "input_audio", "resource")
+# The members of MCP's whole results, and of its parts without a type.
+_RESULT_MEMBERS = {"content", "isError", "structuredContent", "_meta"}
+_TEXT_MEMBERS = {"text", "annotations", "_meta"}
 
 
 def _instead(what: str) -> str:
@@ -146,9 +156,11 @@ def _as_openai(given: object) -> object:
     if not isinstance(given, Mapping):
         return given
     if images := given.get("images"):
-        texts = [{"type": "text", "text": text}] if (text := given.get("content")) else []
+        content = given.get("content") or []
+        own = content if isinstance(content, list) else [content]
+        texts = [{"type": "text", "text": each} if isinstance(each, str) else each for each in own]
         many = len(images) if isinstance(images, list) else 1
-        given = {**given, "content": [*texts, *[{"type": "image"}] * many]}
+        given = {**given, "content": [*texts, *[{"type": "image", "data": ""}] * many]}
     role, name = given.get("role"), given.get("tool_name")
     role = role.lower() if isinstance(role, str) else role
     if role == "thinking":
@@ -222,29 +234,44 @@ def text_arguments(text: object) -> str:
 def result_texts(given: Any, read: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> list[str]:
     """The texts of a tool's result, which may be any JSON: hosts of MCP and other programs pass on what they get.
 
-    ``read`` gives the text of a part that only one API has.
+    ``read`` gives the text of a part that only one API has. A part, or MCP's whole result, may stand for its list.
     """
     if given is None:
         return []
-    if isinstance(given, list) and all(map(_is_part, given)):
-        return [each if isinstance(each, str) else _result_text(each, read(each)) for each in given]
-    return [given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)]
+    whole = isinstance(given, Mapping) and isinstance(given.get("content"), list) and given.keys() <= _RESULT_MEMBERS
+    parts = given["content"] if whole else given if isinstance(given, list) else [given]
+    texts = [_result_text(each, read) for each in parts]
+    if None not in texts and (texts or not whole):
+        return [text for text in texts if text is not None]
+    return [json.dumps(_without_data(given), ensure_ascii=False)]
 
 
-def _is_part(given: object) -> bool:
+def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None]) -> str | None:
+    """The text of a part, or what the model reads in its place; None for other JSON."""
+    if not isinstance(part, Mapping):
+        return part if isinstance(part, str) else None
+    kind, resource = part.get("type"), part.get("resource")
+    is_text = kind in _PARTS if isinstance(kind, str) else part.keys() <= _TEXT_MEMBERS
+    text = part.get(_PARTS.get(str(kind), "text")) if is_text else None
+    inner = resource.get("text") if kind == "resource" and isinstance(resource, Mapping) else None
+    return next((each for each in (read(part), text, inner, _instead_of(part)) if isinstance(each, str)), None)
+
+
+def _instead_of(part: Mapping[str, Any]) -> str | None:
+    """What the model reads in place of a part that is not text; None for other JSON."""
+    kind = str(part.get("type"))
+    held = kind == "resource_link" or any(part.get(name) is not None for name in _HELD)
+    held = held or any(isinstance(part.get(name), Mapping) for name in _HELD_OBJECTS)
+    return LEFT_OUT.get(kind) if held else None
+
+
+def _without_data(given: Any) -> Any:
+    """JSON with a line in place of each part that is not text: images are long texts in it."""
+    if isinstance(given, list):
+        return [_without_data(each) for each in given]
     if isinstance(given, Mapping):
-        return isinstance(given.get("type"), str) or isinstance(given.get("text"), str)
-    return isinstance(given, str)
-
-
-def _result_text(part: Mapping[str, Any], own: str | None) -> str:
-    """A part's ``own`` text if there is one, that of a resource of MCP's, or what the model reads in its place."""
-    kind, resource = str(part.get("type")), part.get("resource")
-    inner = resource.get("text") if isinstance(resource, Mapping) else None
-    plain = re.sub(r"[^\w.:/-]", "_", kind[:32]) or "unknown"
-    instead = LEFT_OUT.get(kind, _instead(f"a part of the type {plain}"))
-    texts = (own, part.get(_PARTS.get(kind, "text")), inner, instead)
-    return next(text for text in texts if isinstance(text, str))
+        return _instead_of(given) or {name: _without_data(each) for name, each in given.items()}
+    return given
 
 
 def read_content(given: Any, role: object, param: str, *, lacks: bool = False) -> str:

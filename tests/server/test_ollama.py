@@ -187,6 +187,9 @@ def test_an_image_in_a_result_or_in_a_message_that_was_answered_is_left_out_with
     found = CHAT.read({"messages": [shown, called, result]})
     assert [each["content"] for each in found.messages] == [f"[{lacks}]", "", f"r\n[{lacks}]"]
     assert found.warnings == (f"in a user's message: {lacks}", f"in a tool's result: {lacks}")
+    for content, read in (({"ok": 1}, f'[{{"ok": 1}}, "[{lacks}]"]'), (["r"], f"r\n[{lacks}]")):
+        found = CHAT.read({"messages": [*HI, called, {**result, "content": content}]})
+        assert found.messages[-1]["content"] == read
 
 
 def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> None:

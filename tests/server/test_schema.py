@@ -516,11 +516,28 @@ def test_an_image_that_was_answered_is_left_out_with_a_warning_and_a_new_one_ref
     ("given", "read", "lacks"),
     [
         ([{"type": "resource", "resource": {"uri": "file:///a", "text": "body"}}], "body", None),
-        ([{"type": "resource", "resource": {"uri": "file:///a", "blob": "AA"}}], None, "resource"),
-        ([{"type": "resource_link", "uri": "file:///a", "name": "a"}], None, "resource_link"),
-        ([{"type": "audio", "data": "AA"}], None, "audio"),
-        ([{"type": "json x", "value": 1}], None, "json_x"),
-        ([{"type": "new", "text": "a"}, {"text": "b"}, "c"], "a\nb\nc", None),
+        ([{"type": "resource", "resource": {"uri": "file:///a", "blob": "AA"}}], None, "a resource"),
+        ([{"type": "resource_link", "uri": "file:///a", "name": "a"}], None, "a resource"),
+        ([{"type": "audio", "data": "AA"}], None, "a recording"),
+        ([{"type": "video_url", "video_url": {"url": "data:"}}], None, "a video"),
+        ({"type": "image", "data": "AA", "mimeType": "image/png"}, None, "an image"),
+        ({"type": "computer_screenshot", "image_url": "data:"}, None, "an image"),
+        ({"content": [{"type": "image", "data": "AA"}], "isError": False}, None, "an image"),
+        ([{"type": "image", "data": "AA"}, {"ok": 1}], '["[LACKS]", {"ok": 1}]', "an image"),
+        (
+            {"path": "a", "content": [{"type": "image", "data": "AA"}]},
+            '{"path": "a", "content": ["[LACKS]"]}',
+            "an image",
+        ),
+        ({"type": "text", "text": "a"}, "a", None),
+        ({"content": [{"type": "text", "text": "a"}], "structuredContent": {"b": 1}}, "a", None),
+        ({"content": [], "structuredContent": {"b": 1}}, '{"content": [], "structuredContent": {"b": 1}}', None),
+        ([{"type": "dir", "name": "src"}], '[{"type": "dir", "name": "src"}]', None),
+        ([{"type": "file", "name": "a", "size": 3}], '[{"type": "file", "name": "a", "size": 3}]', None),
+        ([{"type": "file", "file": "a", "line": 3}], '[{"type": "file", "file": "a", "line": 3}]', None),
+        ([{"id": 1, "text": "hit", "url": "u"}], '[{"id": 1, "text": "hit", "url": "u"}]', None),
+        ([{"type": "new", "text": "a"}], '[{"type": "new", "text": "a"}]', None),
+        ([{"text": "b", "annotations": None}, "c"], "b\nc", None),
         ([], "", None),
         (["a", "b"], "a\nb", None),
         ([{"ok": 1}, "é"], '[{"ok": 1}, "é"]', None),
@@ -542,8 +559,9 @@ def test_a_result_may_be_any_json(given: Any, read: str | None, lacks: str | Non
         (MESSAGES.read({"messages": blocks}), "\n\n"),
         (read_responses({"input": items}), "\n"),
     ):
-        what = f"a part of the type {lacks} was left out: this model reads text"
-        assert found.messages[-1]["content"] == (f"[{what}]" if read is None else read.replace("\n", between))
+        what = f"{lacks} was left out: this model reads text"
+        own = "[LACKS]" if read is None else read.replace("\n", between)
+        assert found.messages[-1]["content"] == own.replace("LACKS", what)
         assert found.warnings == (() if lacks is None else (f"in a tool's result: {what}",))
 
 
