@@ -171,12 +171,15 @@ def _of_others(
             own.append({"role": role, "content": _BETWEEN.join(texts)})
             texts.clear()
 
+    is_shown = False  # by a tool: what is not text directly behind its result, as ``lacking`` has it of messages
     for kind, block in blocks:
         if kind == "tool_result" and role == "user":
             say()
             own.append(_result(block, param))
+            is_shown = True
         else:
-            texts.append(_text(kind, block, param, instead if role == "user" else _NOTHING))
+            is_shown = is_shown and kind in LEFT_OUT
+            texts.append(_text(kind, block, param, LEFT_OUT if is_shown else instead if role == "user" else _NOTHING))
     say()
     return own or [{"role": role, "content": ""}]
 

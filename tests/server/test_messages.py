@@ -165,6 +165,8 @@ def test_a_document_that_a_tool_has_shown_or_that_was_answered_is_left_out_with_
         [*called, user([result("read")]), shown],
         [*called, user([result("read"), text("a reminder")]), shown],
         [*called, user([result("read"), FILES[2]])],
+        [*called, user([result("read"), FILES[2], text("a reminder")])],
+        [*called, user([text("so"), result("read"), FILES[2], text("a reminder")])],
         [user([text("see"), FILES[2]]), assistant("ok"), user("hi")],
     ):
         found = read(*history)
