@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ConstraintError, InvalidRequestError
-from edgespec.text.conversation.call_formats import GLM, HERMES, MINICPM, MINIMAX, QWEN_XML, CallFormat
+from edgespec.text.conversation.call_formats import GEMMA, GLM, HERMES, MINICPM, MINIMAX, QWEN_XML, CallFormat
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar.begun_calls import BegunCalls, BegunCallsCursor
-from edgespec.text.grammar.calls import bare_beginning, begun_form
+from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
 from edgespec.text.grammar.compiled import FormCursor, Forms
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.counted_steps import counted_lines
@@ -214,6 +214,15 @@ def test_a_grammar_is_compiled_when_the_first_call_begins_and_one_that_cannot_be
     assert compiled == [False]
 
     assert free(replace(constraint(forms, tokenizer), begin=lambda bare: None).cursor(), tokenizer, CALL[:20] + "x")
+
+
+@pytest.mark.parametrize("form", [HERMES, QWEN_XML, GEMMA])
+def test_empty_objects_of_php_within_the_schema_of_a_tool_are_objects(forms: Forms, form: CallFormat) -> None:
+    empty = {"type": "object", "properties": [], "$defs": []}
+    parameters = {"type": "object", "properties": {"a": empty, "b": {"type": "array", "items": empty}}}
+    asked = use(form, ({"type": "function", "function": {"name": "f", "parameters": parameters}},))
+    for made in (begun_form(asked), call_form(asked, ["f"], several=False)):
+        assert forms.compiled(made).cursor().mask is not None
 
 
 def test_the_form_of_too_large_tools_is_refused() -> None:
