@@ -87,7 +87,8 @@ def is_function(tool: Mapping[str, Any]) -> bool:
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     """The function of a tool, also of one in a chat's form."""
     given = tool["function"] if isinstance(tool.get("function"), Mapping) else tool
-    named = {"parameters": given.get("input_schema", given.get("parameters"))}
+    schema = given.get("input_schema")
+    named = {"parameters": given.get("parameters") if schema is None else schema}
     named |= {name: given.get(name) for name in ("name", "description", "strict")}
     return {name: each for name, each in named.items() if each is not None}
 

@@ -222,7 +222,7 @@ def choose_offered(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any],
     if kind == _FUNCTION:
         return offered.functions, choice
     if kind == "allowed_tools" and isinstance(choice.get("tools"), list):
-        return _among(offered, map(_chosen, choice["tools"])), choice.get("mode", "auto")
+        return _among(offered, choice["tools"]), _usual(choice.get("mode", "auto"))
     raise ApiError(
         f"tool_choice must be auto, none, required, a function or allowed_tools, not {str(kind)[:32]!r}",
         param="tool_choice",
@@ -235,8 +235,7 @@ def choose_in_chat(offered: Offered, choice: Any) -> tuple[tuple[dict[str, Any],
     own = choice.get("allowed_tools") if named else None
     if not isinstance(own, Mapping) or not isinstance(tools := own.get("tools"), list):
         return offered.functions, _usual(choice)
-    names = (_chosen(each.get("function")) for each in tools if isinstance(each, Mapping))
-    return _among(offered, names), own.get("mode", "auto")
+    return _among(offered, tools), _usual(own.get("mode", "auto"))
 
 
 def _usual(choice: Any) -> Any:
@@ -248,8 +247,8 @@ def _usual(choice: Any) -> Any:
     return {"type": _FUNCTION, "function": {"name": _chosen(choice)}} if named else choice
 
 
-def _among(offered: Offered, names: Iterable[str | None]) -> tuple[dict[str, Any], ...]:
-    allowed = set(names)
+def _among(offered: Offered, tools: Iterable[object]) -> tuple[dict[str, Any], ...]:
+    allowed = {_chosen(each.get("function", each)) for each in tools if isinstance(each, Mapping)}
     return tuple(each for each in offered.functions if _chosen(each.get("function", each)) in allowed)
 
 

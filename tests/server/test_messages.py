@@ -202,8 +202,8 @@ def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
 
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
     tools = [{"type": "web_search_20250305", "name": "web_search"}, {"type": "custom", "name": "Read"}]
-    tools += [{"type": "function", "function": {"name": "Write", "parameters": {"type": "object"}}}]
-    found = read(user("hi"), tools=tools)
+    write = {"name": "Write", "input_schema": None, "parameters": {"type": "object"}}
+    found = read(user("hi"), tools=[*tools, {"type": "function", "function": write}])
     assert [tool["function"]["name"] for tool in found.tools] == ["Read", "Write"]
     assert found.tools[1]["function"]["parameters"] == {"type": "object"}
     assert found.warnings == ("the tool 'web_search_20250305' is not a function and was left out",)

@@ -280,9 +280,13 @@ def test_a_chosen_function_is_a_chats_and_allowed_ones_are_the_only_ones() -> No
     assert named.tool_choice == {"type": "function", "function": {"name": "weather"}}
     inner = {"type": "function", "name": "read", "namespace": "mcp__files__"}
     assert read(tools=[SPACE], tool_choice=inner).tool_choice["function"]["name"] == "mcp__files__read"
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
-    request = read(tools=[FUNCTION, SPACE], tool_choice=allowed)
-    assert ([tool["function"]["name"] for tool in request.tools], request.tool_choice) == (["weather"], "required")
+    for mode, entry in (("required", {"name": "weather"}), ("any", {"function": {"name": "weather"}})):
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", **entry}]}
+        request = read(tools=[FUNCTION, SPACE], tool_choice=allowed)
+        assert ([tool["function"]["name"] for tool in request.tools], request.tool_choice) == (
+            ["weather"],
+            "required",
+        )
     for other in ({"type": "web_search"}, {"type": "custom", "name": "x"}, {"type": "allowed_tools"}, {}):
         assert refused(tools=[FUNCTION], tool_choice=other).param == "tool_choice"
 

@@ -606,6 +606,17 @@ def test_a_choice_of_tools_is_read_in_each_form_that_clients_write(given: Any, r
     assert read_responses({"input": "hi", "tools": [tool], "tool_choice": given}).tool_choice == read
 
 
+@pytest.mark.parametrize(
+    "entry", [{"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}]
+)
+@pytest.mark.parametrize(("mode", "own"), [({}, "auto"), ({"mode": "any"}, "required"), ({"mode": "auto"}, "auto")])
+def test_allowed_tools_are_read_in_each_form_that_clients_write(entry: Any, mode: Any, own: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("e", "f")]
+    choice = {"type": "allowed_tools", "allowed_tools": {"tools": [entry], **mode}}
+    found = read_chat({"messages": HI, "tools": tools, "tool_choice": choice})
+    assert (found.tools, found.tool_choice) == ((tools[1],), own)
+
+
 def test_a_custom_tools_call_is_one_with_an_argument() -> None:
     call = {"id": "call_1", "type": "custom", "custom": {"name": "apply_patch", "input": '*** Begin "Patch"'}}
     result = {"role": "tool", "content": "done", "tool_call_id": "call_1"}
