@@ -503,13 +503,22 @@ def test_an_image_in_a_result_is_left_out_with_a_warning() -> None:
 PICTURE = {"type": "image_url", "image_url": {"url": "data:"}}
 
 
-def test_an_image_that_was_answered_is_left_out_with_a_warning_and_a_new_one_refused() -> None:
-    asked = user([{"type": "text", "text": "what is it?"}, PICTURE])
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        (PICTURE, "an image"),
+        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, "a recording"),
+        ({"type": "video_url", "video_url": {"url": "data:"}}, "a video"),
+        ({"type": "file", "file": {"file_data": "AA"}}, "a file"),
+    ],
+)
+def test_what_was_answered_is_left_out_with_a_warning_and_new_parts_are_refused(part: Any, what: str) -> None:
+    asked = user([{"type": "text", "text": "what is it?"}, part])
     found = read_chat({"messages": [asked, assistant("ok"), *HI]})
-    assert found.messages[0] == user("what is it?\n[an image was left out: this model reads text]")
-    assert found.warnings == ("in a user's message: an image was left out: this model reads text",)
+    assert found.messages[0] == user(f"what is it?\n[{what} was left out: this model reads text]")
+    assert found.warnings == (f"in a user's message: {what} was left out: this model reads text",)
     for messages in ([asked], [*HI, assistant("ok"), asked], [asked, assistant("It is")], [asked, assistant("")]):
-        assert "an image (messages[" in refused(read_chat, {"messages": messages}).message
+        assert f"{what} (messages[" in refused(read_chat, {"messages": messages}).message
 
 
 @pytest.mark.parametrize(
