@@ -36,7 +36,7 @@ _OTHERS = {
     "document": "a document",
     **dict.fromkeys(("file", "input_file"), "a file"),
 }
-# What these parts have: the second are objects. A program's own list of files has none of them.
+# What these parts have: the second are no texts. A program's own list of files has none of them.
 _HELD = ("data", "file_data", "file_id", "file_url", "image_url", "video_url")
 _HELD_OBJECTS = ("source", "file", "audio", "input_audio", "resource")
 # The members of MCP's whole results, and of its parts without a type.
@@ -261,7 +261,7 @@ def _instead_of(part: Mapping[str, Any]) -> str | None:
     """What the model reads in place of a part that is not text; None for other JSON."""
     kind = str(part.get("type"))
     held = kind == "resource_link" or any(part.get(name) is not None for name in _HELD)
-    held = held or any(isinstance(part.get(name), Mapping) for name in _HELD_OBJECTS)
+    held = held or any(not isinstance(part.get(name, ""), str) for name in _HELD_OBJECTS)
     return LEFT_OUT.get(kind) if held else None
 
 

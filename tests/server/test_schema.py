@@ -531,6 +531,7 @@ def test_what_was_answered_is_left_out_with_a_warning_and_new_parts_are_refused(
         ([{"type": "video_url", "video_url": {"url": "data:"}}], None, "a video"),
         ({"type": "image", "data": "AA", "mimeType": "image/png"}, None, "an image"),
         ({"type": "computer_screenshot", "image_url": "data:"}, None, "an image"),
+        ([{"type": "document", "source": None}], None, "a document"),
         ({"content": [{"type": "image", "data": "AA"}], "isError": False}, None, "an image"),
         ([{"type": "image", "data": "AA"}, {"ok": 1}], '["[LACKS]", {"ok": 1}]', "an image"),
         (
