@@ -84,9 +84,12 @@ class ModelTemplate:
         word = _LAST
         while any(word in text for text in _texts(values)):
             word += _LAST
-        shown = {**values, "messages": [*earlier, {**last, "content": word}]}
+        content: str | list[Message] = last["content"]
+        begun = content if isinstance(content, str) else content[0]["text"]
+        hidden = word if isinstance(content, str) else [{**content[0], "text": word}]
+        shown = {**values, "messages": [*earlier, {**last, "content": hidden}]}
         parts = self.render(shown, budget, begins_answer=False).split(word)
-        return joined([parts[0], last["content"]]) if len(parts) == 2 else None
+        return joined([parts[0], begun]) if len(parts) == 2 else None
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""
