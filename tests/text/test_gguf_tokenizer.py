@@ -24,6 +24,7 @@ from edgespec.text.tokenizers.tokenizer import FillInTokens
 from edgespec.text.tokenizers.vocabulary import _FILL_IN_TEXTS, ENDS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
+from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.token_texts import CLASS_PROBE, is_cut_otherwise, is_of_unicode_16, special_texts, token_texts
 from tests.support.vocabularies import (
     BYTE,
@@ -280,6 +281,18 @@ def test_text_that_the_file_names_as_an_end_ends_answers(tmp_path: Path, name: s
         for tokenizer in (both.ours, both.reference):
             assert tokenizer.stop_ids == {token} | ({1} if name != "eos" else set())
             assert tokenizer.token_bytes(token) == b""
+
+
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL, USER_DEFINED])
+def test_ends_that_the_file_lists_end_answers(tmp_path: Path, kind: int) -> None:
+    tokens = [*PLAIN, ("xyz", kind), ("uvw", kind), *LETTERS, *MERGED]
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1})
+    for number, (listed, ends) in enumerate([([2, 10**6, 3], {1, 2, 3}), ([1] * 64 + [2], {1})]):
+        keys = {"tokenizer.ggml.eos_token_ids": listed}
+        both = Both.of(rewrite_gguf(path, tmp_path / f"{number}.gguf", keys=keys))
+        for tokenizer in (both.ours, both.reference):
+            assert tokenizer.stop_ids == ends
+            assert {tokenizer.token_bytes(token) for token in ends} == {b""}
 
 
 def test_a_well_known_end_that_the_template_writes_ends_answers(tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ class LlamaTokenizer:
         self._free = weakref.finalize(self, self._api.llama_model_free, pointer)
         self._free.atexit = False
         self._lock = threading.Lock()
-        self._stated: StatedKinds | None = None
         self._pieces: dict[int, bytes] = {}
         self._controls: dict[int, ControlToken | None] = {}
         self._size = int(self._api.llama_vocab_n_tokens(self._vocabulary))
@@ -76,7 +75,7 @@ class LlamaTokenizer:
         with self._lock:
             is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
             ends = [token for token in range(self._size) if is_stop(vocabulary, token)]
-            return frozenset(token for token in ends if not self._is_text(token))
+            return frozenset(token for token in ends if not self._is_text(token)) | self._kinds.ends
 
     @cached_property
     def suppressed(self) -> frozenset[int]:
@@ -91,11 +90,13 @@ class LlamaTokenizer:
 
     def _is_text(self, token: int) -> bool:
         """Whether the file calls it ordinary text; llama.cpp decides by some well-known texts."""
-        if self._stated is None:
-            api, vocabulary = self._api, self._open_vocabulary()
-            fill_in = (api.llama_vocab_fim_pre, api.llama_vocab_fim_suf, api.llama_vocab_fim_mid)
-            self._stated = StatedKinds(self._header, fills_in=all(each(vocabulary) >= 0 for each in fill_in))
-        return self._stated.is_text(token, self._text_of(token))
+        return self._kinds.is_text(token, self._text_of(token))
+
+    @cached_property
+    def _kinds(self) -> StatedKinds:
+        api, vocabulary = self._api, self._open_vocabulary()
+        fill_in = (api.llama_vocab_fim_pre, api.llama_vocab_fim_suf, api.llama_vocab_fim_mid)
+        return StatedKinds(self._header, self._size, fills_in=all(each(vocabulary) >= 0 for each in fill_in))
 
     @cached_property
     def bos_token(self) -> str:
