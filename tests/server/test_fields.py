@@ -69,6 +69,11 @@ def test_every_field_of_the_apis_has_a_row(api: str, other: str) -> None:
     assert [name for name in API_FIELDS[api][other] if name not in names] == []
 
 
+def test_every_field_that_clients_send_to_any_server_has_a_row() -> None:
+    for api in ("chat", "completion", "infill", "responses"):
+        assert set(OTHER_FIELDS) <= {field.name for field in fields_for(api)}
+
+
 def test_every_field_that_is_not_obeyed_is_one_of_an_api() -> None:
     names = set(OTHER_FIELDS).union(*(names for others in API_FIELDS.values() for names in others.values()))
     assert [

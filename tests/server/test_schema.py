@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("samplers", ["top_k", "infill"]),
         ("samplers", "kpi"),
         ("samplers", ["k"]),
+        ("mirostat_mode", 2),
+        ("typical", 0.9),
+        ("typ_p", 0.9),
+        ("nsigma", 1.5),
+        ("dynamic_temperature", True),
+        ("guidance_scale", 1.5),
+        ("negative_prompt", "rude"),
+        ("custom_token_bans", "5,6"),
+        ("stop_regex", "a+"),
         ("thinking_token_budget", 100),
         ("thinking_budget", 100),
         ("chat_template", "x"),
@@ -240,6 +250,36 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
+    for name in ("max_new_tokens", "max_length", "max_output_tokens"):
+        assert (
+            read_chat({"messages": HI, name: 5}).max_tokens
+            == read_completion({"prompt": "x", name: 5}).max_tokens
+            == 5
+        )
+        assert read_chat({"messages": HI, name: 5, "max_tokens": 6}).max_tokens == 6
+    for name in ("min_new_tokens", "min_length"):
+        assert read_chat({"messages": HI, name: 5}).min_tokens == 5
+        assert read_chat({"messages": HI, name: 0, "min_tokens": 6}).min_tokens == 6
+    assert read_chat({"messages": HI, "stopping_strings": ["a"]}).stop == ("a",)
+    assert read_chat({"messages": HI, "stopping_strings": ["a"], "stop": "b"}).stop == ("b",)
+    assert read_chat({"messages": HI, "ban_eos_token": True}).ignore_eos
+    for name, kind, text in (("regex", "regex", "[0-9]+"), ("ebnf", "grammar", 'root ::= "a"')):
+        found = read_chat({"messages": HI, name: text}).form
+        assert found is not None
+        assert (found.form.kind, found.field) == (kind, name)
+
+
+# What SillyTavern sends to any server where nothing is switched on.
+NEUTRAL = {
+    "mirostat_mode": 0, "typical": 1, "typical_p": 1, "typ_p": 1, "nsigma": 0, "dynamic_temperature": False,
+    "guidance_scale": 1, "negative_prompt": "", "custom_token_bans": "", "stop_regex": "", "ban_eos_token": False,
+    "stopping_strings": [], "min_length": 0,
+}  # fmt: skip
+
+
+def test_settings_of_other_programs_that_are_off_change_nothing() -> None:
+    plain = read_chat({"messages": HI})
+    assert replace(read_chat({"messages": HI, **NEUTRAL}), min_tokens=None) == plain
 
 
 def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:

@@ -235,8 +235,14 @@ _OBEYED = (
     _length("options.num_predict", ALL),
     _length("max_completion_tokens", CHATS),
     _length("max_tokens", CHATS),
+    _length("max_output_tokens", CHAT),
+    _length("max_new_tokens", CHATS),
+    _length("max_length", CHATS),
     _length_or_none("max_tokens", TEXTS),
     _length_or_none("max_completion_tokens", TEXTS),
+    _length_or_none("max_output_tokens", TEXTS),
+    _length_or_none("max_new_tokens", TEXTS),
+    _length_or_none("max_length", TEXTS),
     _length_or_none("n_predict", ALL),
     _variable(
         "chat_template_kwargs",
@@ -283,8 +289,8 @@ _OBEYED = (
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
     _form("format", SCHEMA, ollama_format),
     _form("structured_outputs", MEMBERS, structured_outputs),
-    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar")),
-    _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
+    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar", "ebnf")),
+    *(_form(name, FORM_TEXT, asked("regex", name)) for name in ("guided_regex", "regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", TEXT, "the served model, by one of its names", ALL),
     replace(drawing("temperature", apis=ALL), name="options.temperature"),
@@ -334,10 +340,25 @@ _OBEYED = (
             read_seed,
         ),
     ),
-    *named("options.stop", Field("stop", STOPS, "texts before which the answer ends", ALL, read_stops, texts=True)),
+    *named(
+        "options.stop stop",
+        Field("stopping_strings", STOPS, "texts before which the answer ends", ALL, read_stops, "stop", texts=True),
+    ),
     Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", ALL, _tokens),
-    Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", ALL, int),
-    Field("ignore_eos", FLAG, "whether the model cannot end the answer", ALL),
+    *named(
+        "min_tokens min_new_tokens",
+        Field(
+            "min_length",
+            whole(0, MOST_WHOLE),
+            "tokens of the answer before which nothing ends it",
+            ALL,
+            int,
+            sets="min_tokens",
+        ),
+    ),
+    *named(
+        "ignore_eos", Field("ban_eos_token", FLAG, "whether the model cannot end the answer", ALL, sets="ignore_eos")
+    ),
     *named(
         "n_cmpl",
         Field("n", whole(1, MOST_CHOICES), "how many answers", CHAT + COMPLETION, int, sets="choices"),
@@ -374,16 +395,23 @@ _REFUSED = (
     *_refused("length_penalty", "the best of several answers", ONE),
     *_refused("suffix", "text after the answer", {"enum": [""]}, apis=CHATS),
     *_refused("n_indent", "an answer of indented lines", ZERO, apis=_NOT_INFILL),
-    *_refused("typical_p options.typical_p tfs_z options.tfs_z", "another way to draw tokens", ONE),
     *_refused(
-        "mirostat options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff eta_cutoff "
-        "smoothing_factor no_repeat_ngram_size",
+        "typical_p options.typical_p typical typ_p tfs_z options.tfs_z guidance_scale",
+        "another way to draw tokens",
+        ONE,
+    ),
+    *_refused("dynamic_temperature", "another way to draw tokens", NO),
+    *_refused(
+        "mirostat mirostat_mode options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff "
+        "eta_cutoff smoothing_factor no_repeat_ngram_size",
         "another way to draw tokens",
         ZERO,
     ),
-    *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
+    *_refused("top_n_sigma nsigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
-    *_refused("logits_processors vllm_xargs watermarking", "another way to draw tokens"),
+    *_refused(
+        "logits_processors vllm_xargs watermarking negative_prompt custom_token_bans", "another way to draw tokens"
+    ),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
     *_refused(
@@ -394,6 +422,7 @@ _REFUSED = (
     *_refused("reasoning_control", "a length of thinking", NO),
     *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}, apis=_NOT_INFILL),
     *_refused("repetition_detection", "an answer that ends when it repeats itself"),
+    *_refused("stop_regex", "an answer that ends where a pattern fits"),
     *_refused("lora", "an adapter"),
     *_refused(
         "system system_prompt template context chat_template prompt_embeds generation_prompt chat_format chat_parser",
