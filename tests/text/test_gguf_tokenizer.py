@@ -16,6 +16,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavaila
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.text.chat_template.origin import joined, written
+from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.gguf import GgufTokenizer, written as written_as
@@ -61,7 +62,7 @@ class Both:
         assert ours.suppressed == reference.suppressed
         assert ours.marks == reference.marks
         assert ours.fill_in == reference.fill_in
-        assert (ours.bos_token, ours.eos_token) == (reference.bos_token, reference.eos_token)
+        assert ours.template_tokens == reference.template_tokens
         assert ours.adds_bos == reference.adds_bos
         for token in range(ours.vocabulary_size):
             assert ours.token_bytes(token) == reference.token_bytes(token), token
@@ -350,6 +351,22 @@ def test_tokens_around_a_hole_are_those_that_the_file_names(tmp_path: Path, name
     both = Both.of(write_vocabulary(tmp_path / "w.gguf", tokens, merges=MERGES, ids=without_one))
     assert both.ours.fill_in is None
     assert both.reference.fill_in is None
+
+
+def test_a_template_gets_the_tokens_for_unknown_text_and_padding_that_the_file_states(tmp_path: Path) -> None:
+    tokens = [*PLAIN, ("<?>", CONTROL), ("<pad>", CONTROL), *LETTERS, *MERGED]
+    source = "{% if unk_token is defined %}{{ unk_token }}{% endif %}{{ messages[0].content }}{{ pad_token }}"
+    asked = [{"role": "user", "content": "a<?>"}]
+    for number, (ids, prompt) in enumerate(
+        [({"unknown": 2, "padding": 3}, [2, "a<?>", 3]), ({"unknown": 10**6}, ["a<?>"])]
+    ):
+        path = write_vocabulary(tmp_path / f"{number}.gguf", tokens, merges=MERGES, ids={"eos": 1, **ids})
+        both = Both.of(path)
+        both.check_facts()
+        for tokenizer in (both.ours, both.reference):
+            prompts = PromptFormat("tiny", tokenizer, source, None)
+            expected = [[each] if isinstance(each, int) else tokenizer.encode(each) for each in prompt]
+            assert prompts.encode(prompts.read(asked)) == [token for each in expected for token in each]
 
 
 def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ SYSTEM = {"role": "system", "content": "be kind"}
 
 def shown(source: str, *messages: Message) -> list[str]:
     """The lines of the prompt."""
-    template = ModelTemplate(source, lambda: ("", ""))
+    template = ModelTemplate(source, dict)
     text = template.render({"messages": template.shaped(read_conversation(messages), tools=False)})
     return text.strip().split("\n")
 
@@ -128,7 +128,7 @@ def test_a_conversation_has_the_form_that_the_template_shows(
 
 def test_a_template_that_takes_no_plain_message_is_not_tried_further() -> None:
     needs = guard("not variable") + "{{ variable }}"
-    template = ModelTemplate(needs, lambda: ("", ""))
+    template = ModelTemplate(needs, dict)
     sent = read_conversation([SYSTEM, user(), said("so", "a"), result()])
     shaped = template.shaped(sent, tools=False)
     assert [each["role"] for each in shaped] == ["system", "user", "assistant", "tool"]
@@ -153,7 +153,7 @@ IN_PARTS = {
 
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_contents_are_typed_parts_where_the_template_shows_no_texts(name: str) -> None:
-    template = ModelTemplate(IN_PARTS[name], lambda: ("", ""))
+    template = ModelTemplate(IN_PARTS[name], dict)
     sent = [SYSTEM, user("word 1"), said("word 2"), user("word 3")]
     if name == "results":
         sent += [said("", "a"), result("a", "word 4")]
@@ -168,9 +168,7 @@ def test_contents_are_typed_parts_where_the_template_shows_no_texts(name: str) -
 
 
 def test_a_template_that_writes_the_same_for_any_message_is_refused() -> None:
-    template = ModelTemplate(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content.words }}{% endfor %}", lambda: ("", "")
-    )
+    template = ModelTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content.words }}{% endfor %}", dict)
     with pytest.raises(TemplateError, match="does not show the messages"):
         template.shaped([user()], tools=False)
 
@@ -336,5 +334,5 @@ SOURCES = "{{ documents }}" + PLAIN
 def test_a_named_template_is_chosen_where_the_default_one_shows_less(
     default: str | None, named: dict[str, str], needs: dict[str, bool], chosen: str | None
 ) -> None:
-    found = ModelTemplates(default, named, lambda: ("", "")).chosen(**needs)
+    found = ModelTemplates(default, named, dict).chosen(**needs)
     assert (None if found is None else found.source) == chosen

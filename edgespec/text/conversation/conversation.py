@@ -67,10 +67,7 @@ class PromptFormat:
         self._name = name
         self._system = system
         self._other_template = other_template
-        self._templates = ModelTemplates(template, named_templates or {}, self._tokens)
-
-    def _tokens(self) -> tuple[str, str]:
-        return self.tokenizer.bos_token, self.tokenizer.eos_token
+        self._templates = ModelTemplates(template, named_templates or {}, lambda: tokenizer.template_tokens)
 
     @cached_property
     def thinking_tokens(self) -> dict[int, bytes]:

@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
-from edgespec.text.tokenizers.vocabulary import MARKS, StatedKinds, suppressed
+from edgespec.text.tokenizers.vocabulary import MARKS, StatedKinds, further_tokens, suppressed
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -107,6 +107,13 @@ class LlamaTokenizer:
     def eos_token(self) -> str:
         with self._lock:
             return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
+
+    @cached_property
+    def template_tokens(self) -> Mapping[str, str]:
+        with self._lock:
+            found = further_tokens(self._header, self._size).items()
+            further = {name: self._text_of(token) for name, token in found}
+        return {"bos_token": self.bos_token, "eos_token": self.eos_token, **further}
 
     @cached_property
     def fill_in(self) -> FillInTokens | None:

@@ -90,6 +90,13 @@ def suppressed(header: GgufHeader, size: int) -> frozenset[int]:
     return _listed(header, "suppress_tokens", size, size)
 
 
+def further_tokens(header: GgufHeader, size: int) -> dict[str, int]:
+    """The tokens, of ``size``, for unknown text and for padding that a file states, by their names in templates."""
+    named = {"unk_token": "unknown", "pad_token": "padding"}
+    stated = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    return {name: token for name, token in stated.items() if type(token) is int and 0 <= token < size}
+
+
 def _listed(header: GgufHeader, name: str, size: int, most: int) -> frozenset[int]:
     """The tokens, of ``size``, among the first ``most`` that a file lists under this name."""
     listed = islice(header.values(f"tokenizer.ggml.{name}"), most)
@@ -171,6 +178,7 @@ class Vocabulary:
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
         self.suppressed = suppressed(header, len(self.texts))
+        self.further = further_tokens(header, len(self.texts))
         shown = {self.ids[text]: text for text in MARKS if text in self.ids}
         self.marks = {
             token: ControlToken(text=text)
