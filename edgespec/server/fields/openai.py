@@ -5,6 +5,8 @@ Most of them mean the same in the Responses API, whose own are in responses.py.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -84,17 +86,15 @@ _TOKENS: Schema = {
 }
 _BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
 _BIAS_OR_BAN: Schema = {"anyOf": [_BIAS, {"const": False}]}
-_BIASES: Schema = {
-    "type": ["object", "null"],
-    "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN},
-    "additionalProperties": False,
-    "maxProperties": MOST_BIASED,
-}
+_OBJECT: Schema = {"type": ["object", "null"], "maxProperties": MOST_BIASED}
 # llama.cpp's other form: tokens with their biases.
-_PAIRS: Schema = {
-    "type": "array",
-    "items": {"type": "array", "items": {"type": ["number", "string", "boolean"]}, "minItems": 2, "maxItems": 2},
-    "maxItems": MOST_BIASED,
+_PAIRS: Schema = {"type": "array", "maxItems": MOST_BIASED}
+_PAIR: Schema = {"type": "array", "items": {"type": ["number", "boolean"]}, "minItems": 2, "maxItems": 2}
+_BIASES: Schema = {
+    "anyOf": [
+        {**_OBJECT, "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN}, "additionalProperties": False},
+        {**_PAIRS, "items": _PAIR},
+    ]
 }
 _ID = whole(0, 10**9 - 1)
 _VARIABLES: Schema = {"type": ["object", "null"]}
@@ -134,14 +134,20 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _biases(given: Mapping[str, float] | list[list[Any]]) -> dict[int, float] | None:
     """False bans a token, as in llama.cpp. Raises ApiError."""
-    pairs = given if isinstance(given, list) else [[int(token), bias] for token, bias in given.items()]
-    for token, bias in pairs:
-        if isinstance(token, str):
+    pairs: list[Any] = given if isinstance(given, list) else [[_id_in(token), bias] for token, bias in given.items()]
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if is_pair and isinstance(pair[0], str):
             raise unsupported("logit_bias", "a bias of a text")
-        if not fits(_ID, token) or not fits(_BIAS_OR_BAN, bias):
-            message = f"logit_bias has pairs of {wanted(_ID)} and {wanted(_BIAS_OR_BAN)}, not {[token, bias]!r:.40}"
-            raise ApiError(message, param="logit_bias")
+        if not is_pair or pair[0] is None or not fits(_ID, pair[0]) or not fits(_BIAS_OR_BAN, pair[1]):
+            allowed = f"{wanted(_ID)} and {wanted(_BIAS_OR_BAN)}"
+            raise ApiError(f"logit_bias has pairs of {allowed}, not {json.dumps(pair)[:40]}", param="logit_bias")
     return {int(token): BIASES.least if bias is False else bias for token, bias in pairs} or None
+
+
+def _id_in(name: str) -> int | str:
+    """The token of an object's member; its name if that is none."""
+    return int(name) if re.fullmatch("[0-9]{1,9}", name) else name
 
 
 def _unnamed(given: Any) -> dict[str, float] | None:
@@ -323,11 +329,12 @@ _OBEYED = (
     ),
     Field(
         "logit_bias",
-        {"anyOf": [_BIASES, _PAIRS]},
+        {"anyOf": [_OBJECT, _PAIRS]},  # members are read by _biases, which names them
         "numbers that are added to the scores of tokens, by id or in pairs with it; -100, or false, bans one",
         ALL,
         _biases,
         sets="sampling.logit_bias",
+        shown=_BIASES,
     ),
     Field("bad_words", _WORDS, "banned words of one token each", ALL, read_stops, texts=True),
     *named(
