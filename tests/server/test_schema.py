@@ -293,7 +293,8 @@ def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
         assert read_completion({"prompt": "x", **given, "samplers": without}).sampling == unscaled
     as_given = read_chat({"messages": HI, **given}).sampling
     names = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    for every in ("edkypmxt", names, False, 0, {}, None):
+    by_other_names = ["penalties", "dry", "top_k", "typical_p", "typical", "tfs_z", "top_p", "min_p", "temp"]
+    for every in ("edkypmxt", "edkfypmxt", names, by_other_names, False, 0, {}, None):
         assert read_chat({"messages": HI, **given, "samplers": every}).sampling == as_given
 
 

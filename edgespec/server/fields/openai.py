@@ -114,9 +114,12 @@ _SAMPLERS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
     ("d", "dry", {}),
     ("s", "top_n_sigma", {}),
     ("y", "typ_p", {}),
+    ("f", "tfs_z", {}),
     ("x", "xtc", {}),
     ("a", "adaptive_p", {}),
 )
+# Further names that llama.cpp and its clients have for them.
+_SAME_SAMPLER = {"temp": "temperature", "typical_p": "typ_p", "typical": "typ_p"}
 
 
 def _top(given: float) -> int | None:
@@ -155,9 +158,10 @@ def _unnamed(given: Any) -> dict[str, float] | None:
     if not isinstance(given, str | list):
         return None
     known = {letter if isinstance(given, str) else name: fields for letter, name, fields in _SAMPLERS}
-    if unknown := set(given) - known.keys():
+    named = {_SAME_SAMPLER.get(each, each) for each in given}
+    if unknown := named - known.keys():
         raise unsupported("samplers", f"the sampler {min(unknown)[:32]!r}")
-    return {field: off for each, fields in known.items() if each not in given for field, off in fields.items()}
+    return {field: off for each, fields in known.items() if each not in named for field, off in fields.items()}
 
 
 def _think(given: bool | str) -> dict[str, Any] | None:
