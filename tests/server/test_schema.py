@@ -400,6 +400,8 @@ def test_a_completion_reads_its_prompts() -> None:
     assert "at most 32 prompts in one request" in error.message
     assert "at most 32" in refused(read_completion, {"prompt": ["a"] * 17, "n": 2}).message
     assert refused(read_completion, {"prompt": "a", "best_of": 2}).code == "unsupported_parameter"
+    assert refused(read_completion, {"prompt": "a", "best_of": 3, "n": 2}).param == "best_of"
+    assert read_completion({"prompt": "a", "best_of": 2, "n": 2}).choices == 2
     for field, value in (("echo", True), ("suffix", "end")):
         error = refused(read_completion, {"prompt": [1, 2], field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")

@@ -401,7 +401,7 @@ _REFUSED = (
     *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
     *_refused("audio images image_data width height steps", "other prompts or answers than text"),
     *_refused("web_search_options moderation", "a service of OpenAI"),
-    *_refused("best_of", "the best of several answers", {"enum": [1, True]}),
+    *_refused("best_of", "the best of more answers than `n`", {"enum": [1, True]}),
     *_refused("use_beam_search early_stopping", "the best of several answers", NO),
     *_refused("length_penalty", "the best of several answers", ONE),
     *_refused("suffix", "text after the answer", {"enum": [""]}, apis=CHATS),

@@ -39,6 +39,8 @@ def fields_for(api: str) -> list[Field]:
 def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
     found, sampling = dict[str, Any](), dict[str, Any]()
+    if body.get("best_of") == body.get("n"):  # the best of as many answers as are returned: all of them
+        body = {**body, "best_of": None}
     for field in fields_for(api):
         if (value := field.read(body)) is not None:
             group, _, name = (field.sets or field.name).rpartition(".")
