@@ -109,7 +109,7 @@ class Shapes:
         Raises TemplateError if the template writes the same whatever the user says.
         """
         own = list(messages)
-        if not self._works and (same := self._rendered([_user()])) and same == self._rendered([_user(_TOLD)]):
+        if not self._works and self._ignores:
             raise TemplateError("the chat template does not show the messages", hint="use another model file")
         if self._works:
             own = self._with_known_calls(own)
@@ -153,6 +153,12 @@ class Shapes:
     def _works(self) -> bool:
         """Whether the template takes a plain message. If not, it needs what only the caller knows."""
         return self._in_parts("user") is not None
+
+    @cached_property
+    def _ignores(self) -> bool:
+        """Whether the template writes the same whatever the user says."""
+        shown = self._rendered([_user()])
+        return bool(shown) and shown == self._rendered([_user(_TOLD)])
 
     # ------------------------------------------------------------------------------------- system, alternation
 
