@@ -391,9 +391,9 @@ def test_a_completion_reads_its_prompts() -> None:
         assert [found.of(index).prompt for index in range(found.answers)] == [each for each in prompts for _ in "ab"]
     for wrong in (None, 3, [], "", "a\0b", [""], [[]], [1, "a"], [[1], 2], [-1], [1.5], [True], {}):
         assert refused(read_completion, {"prompt": wrong}).param == "prompt"
-    for wrong, told in (({}, "null"), ({"prompt": []}, "[]")):
-        error = refused(read_completion, wrong)
-        assert error.message == f"prompt must be text or a list of at least 1, not {told}"
+    needs = "prompt must be text or a list of at least 1, not"
+    assert refused(read_completion, {}).message == f"{needs} null"
+    assert refused(read_completion, {"prompt": []}).message == f"{needs} []"
     assert read_completion({"prompt": ["a"] * MOST_ANSWERS}).answers == MOST_ANSWERS
     error = refused(read_completion, {"prompt": ["a"] * (MOST_ANSWERS + 1)})
     assert error.param == "prompt"
@@ -433,14 +433,14 @@ def test_log_probabilities_and_bias_are_read() -> None:
     pairs_of = (
         "logit_bias has pairs of a whole number from 0 to 999999999 and a number from -100 to 100 or false, not"
     )
-    for wrong, words in (
+    for odd, words in (
         ({"5": -101}, f"{pairs_of} [5, -101]"),
         ({"1": "-100"}, f'{pairs_of} [1, "-100"]'),
         ([5, -1], f"{pairs_of} 5"),
         ([[None, 1]], f"{pairs_of} [null, 1]"),
         ({"Hello": 1}, "a bias of a text is not supported"),
     ):
-        assert refused(read_chat, {"messages": HI, "logit_bias": wrong}).message.startswith(words)
+        assert refused(read_chat, {"messages": HI, "logit_bias": odd}).message.startswith(words)
     assert refused(read_completion, {"prompt": "x", "echo": True, "logprobs": 1}).param == "echo"
 
 

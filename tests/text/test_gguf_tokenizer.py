@@ -357,9 +357,11 @@ def test_a_template_gets_the_tokens_for_unknown_text_and_padding_that_the_file_s
     tokens = [*PLAIN, ("<?>", CONTROL), ("<pad>", CONTROL), *LETTERS, *MERGED]
     source = "{% if unk_token is defined %}{{ unk_token }}{% endif %}{{ messages[0].content }}{{ pad_token }}"
     asked = [{"role": "user", "content": "a<?>"}]
-    for number, (ids, prompt) in enumerate(
-        [({"unknown": 2, "padding": 3}, [2, "a<?>", 3]), ({"unknown": 10**6}, ["a<?>"])]
-    ):
+    cases: list[tuple[dict[str, int], list[int | str]]] = [
+        ({"unknown": 2, "padding": 3}, [2, "a<?>", 3]),
+        ({"unknown": 10**6}, ["a<?>"]),
+    ]
+    for number, (ids, prompt) in enumerate(cases):
         path = write_vocabulary(tmp_path / f"{number}.gguf", tokens, merges=MERGES, ids={"eos": 1, **ids})
         both = Both.of(path)
         both.check_facts()
