@@ -9,7 +9,7 @@ from typing import Any
 from edgespec.server.errors import ApiError, unsupported
 from edgespec.server.messages import Message, lacking, left_out, read_content, result_texts, text_arguments
 from edgespec.server.strict_json import check_text, check_texts
-from edgespec.text.conversation.messages import ROLES, THINKING
+from edgespec.text.conversation.messages import THINKING, role_of
 
 _JOIN = "__"
 _FUNCTION = "function"
@@ -51,8 +51,8 @@ def _item(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message | Non
 
 
 def _message(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message:
-    role = given.get("role")
-    if not isinstance(role, str) or role not in ROLES or role == "tool":
+    role = role_of(given.get("role"))
+    if role in (None, "tool"):
         raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
     return {"role": role, "content": read_content(given.get("content"), role, param, lacks=lacks)}
 

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.strict_json import check_texts
-from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation
+from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation, role_of
 
 Message = dict[str, Any]
 
@@ -134,8 +134,8 @@ def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, .
 def read_ollama_messages(given: object) -> tuple[Message, ...]:
     """The conversation of a client of Ollama's, maybe without a message. Raises ApiError.
 
-    Roles are in small or capital letters, and a result has the ``tool_name`` of the function. Continue sends
-    thinking as a separate message, in the role ``thinking``, before the answer.
+    A result has the ``tool_name`` of the function. Continue sends thinking as a separate message, in the role
+    ``thinking``, before the answer.
     """
     if not isinstance(given, list):
         raise ApiError("messages must be a list", param="messages")
@@ -150,22 +150,18 @@ def _as_openai(given: object) -> object:
         many = len(images) if isinstance(images, list) else 1
         given = {**given, "content": [*texts, *[{"type": "image"}] * many]}
     role, name = given.get("role"), given.get("tool_name")
-    role = role.lower() if isinstance(role, str) else role
-    if role == "thinking":
+    if isinstance(role, str) and role.lower() == "thinking":
         return {"role": "assistant", "thinking": given.get("content")}
-    return {
-        **given,
-        "role": role,
-        **({} if name is None else {"name": name}),
-    }
+    return {**given, **({} if name is None else {"name": name})}
 
 
 def _message(given: object, param: str, *, lacks: bool) -> Message:
     if not isinstance(given, Mapping):
         raise ApiError(f"{param} must be an object", param=param)
-    role = given.get("role")
-    if role == "function" or given.get("function_call"):
+    stated = given.get("role")
+    if stated == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
+    role = role_of(stated) or stated
     said, thought = given.get("content"), ""
     if role == "assistant":
         said, thought = _without_thoughts(said, param)
