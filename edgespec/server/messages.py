@@ -23,14 +23,15 @@ MOST_MESSAGES = 10_000
 
 # The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# Those of an assistant's that are its thinking, as Mistral's API has it.
-_THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
+# The kinds of an assistant's parts that are its thinking, and the names of their texts, or of parts with text.
+_THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+_THOUGHT_NAMES = ("thinking", "reasoning", "text")
 
 # Those that are not text.
 _OTHERS = {
     **dict.fromkeys(("image", "image_url", "input_image"), "an image"),
     "document": "a document",
-    **dict.fromkeys(("file", "input_file"), "a file"),
+    **dict.fromkeys(("file", "input_file", "container_upload"), "a file"),
 }
 
 
@@ -44,6 +45,10 @@ LEFT_OUT = {kind: _instead(what) for kind, what in _OTHERS.items()}
 _WAS_LEFT_OUT = re.compile(
     r"\[((?:an? [a-z]{1,16}|a part of the type \S{1,32}) was left out: this model reads text)\]"
 )
+# In front of the text of a result that is an error: a chat has no other place for it.
+IS_ERROR = "Error: "
+# Why items and blocks are left out.
+OF_ANOTHER_SERVER = "they belong to another server, or are encrypted"
 _RESULT = "tool_result"  # Anthropic's
 _SILENT = (*LEFT_OUT, _RESULT)
 _WHERE = {"tool": "in a tool's result", "user": "in a user's message"}
@@ -164,7 +169,7 @@ def _message(given: object, param: str, *, lacks: bool) -> Message:
     role = role_of(stated) or stated
     said, thought = given.get("content"), ""
     if role == "assistant":
-        said, thought = _without_thoughts(said, param)
+        said, thought = without_thoughts(said)
     content = "\n".join(result_texts(said)) if role == "tool" else read_content(said, role, param, lacks=lacks)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
@@ -173,25 +178,31 @@ def _message(given: object, param: str, *, lacks: bool) -> Message:
         message["tool_calls"] = [_call(each, param) for each in calls] if isinstance(calls, list) else calls
     for name in (*THINKING, "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
-            message[name] = value if name in THINKING else check_texts(value, param)
+            message[name] = thought_text(value) if name in THINKING else check_texts(value, param)
     if thought and not any(map(message.get, THINKING)):
         message[THINKING[0]] = thought
     return message
 
 
-def _without_thoughts(content: Any, param: str) -> tuple[Any, str]:
+def without_thoughts(content: Any) -> tuple[Any, str]:
     """An assistant's content without its parts of thinking, and their text."""
     if not isinstance(content, list):
         return content, ""
     said, thoughts = list[Any](), list[str]()
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        name = _THOUGHTS.get(kind) if isinstance(kind, str) else None
-        if name is None:
-            said.append(part)
+        if isinstance(part, Mapping) and part.get("type") in _THOUGHTS:
+            texts = (thought_text(part.get(name)) for name in _THOUGHT_NAMES)
+            thoughts.append(next(filter(None, texts), ""))
         else:
-            thoughts.append(read_content(part.get(name), "assistant", param))
+            said.append(part)
     return said, "".join(thoughts)
+
+
+def thought_text(given: object) -> str:
+    """The text of thinking, which may come in parts. What has none, such as Mistral's references, is left out."""
+    parts = given if isinstance(given, list) else [given]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _call(given: object, param: str) -> object:

@@ -21,6 +21,7 @@ from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request
 from edgespec.server.strict_json import MOST_NESTING, parse_body
 from edgespec.text.conversation.hole import Hole
+from edgespec.text.conversation.messages import THINKING
 from edgespec.text.conversation.tools import MOST_TOOLS
 from edgespec.text.request_budget import RequestBudget
 
@@ -508,6 +509,12 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         {"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]},
         {"type": "thinking", "thinking": "hm"},
         {"type": "reasoning", "text": "hm"},
+        {"type": "reasoning", "reasoning": "hm"},
+        {"type": "reasoning_text", "text": "hm"},
+        {
+            "type": "thinking",
+            "thinking": [{"type": "text", "text": "hm"}, {"type": "reference", "reference_ids": [1]}],
+        },
     ],
 )
 def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, Any]) -> None:
@@ -516,6 +523,17 @@ def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, A
     assert read_messages([*HI, answer, after]) == read_messages([*HI, thought, after])
     assert read_messages([*HI, {**answer, "reasoning": "ah"}, after])[1]["reasoning_content"] == "ah"
     assert read_messages([*HI, assistant([part]), after])[1] == {**thought, "content": ""}
+
+
+@pytest.mark.parametrize("other", [3, {"a": 1}, [{"a": 1}], [], ""])
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_without_text_is_left_out(name: str, other: Any) -> None:
+    hidden = {"type": "redacted_thinking", "data": "gA"}
+    answer = assistant([hidden, {"type": "thinking", "thinking": other}, {"type": "text", "text": "x"}])
+    for each in (answer, {**assistant("x"), name: other}):
+        assert read_messages([*HI, each, user("y")])[1] == assistant("x")
+    named = {**assistant("x"), name: [{"type": "text", "text": "hm"}]}
+    assert read_messages([*HI, named, user("y")])[1]["reasoning_content"] == "hm"
 
 
 @pytest.mark.parametrize(
@@ -535,7 +553,6 @@ def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, A
         [user(["a text without a type"])],
         [user([{"type": "refusal", "text": "x"}])],
         [user([{"type": "thinking", "thinking": "x"}])],
-        [*HI, assistant([{"type": "thinking", "thinking": 3}]), user("y")],
         [*HI, assistant([{"type": ["thinking"]}]), user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"function": {"name": "f\0"}}]}, user("y")],
