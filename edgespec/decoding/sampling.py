@@ -59,6 +59,10 @@ MOST_BIASED = 300
 BIASES = Range(-100, 100)
 
 
+# The tokens that a repeat penalty looks at in llama.cpp and Ollama by default.
+USUAL_LAST_N = 64
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How tokens are chosen. ``temperature`` 0 is greedy; 0 for ``top_k`` and ``min_p``, 1 for ``top_p`` are off.

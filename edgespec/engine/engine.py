@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from edgespec.calibration.timing import QUICK, Scope
-from edgespec.decoding.sampling import Sampling, SamplingFields
+from edgespec.decoding.sampling import USUAL_LAST_N, Sampling, SamplingFields
 from edgespec.engine.events import warn_old
 from edgespec.engine.pair.calibration_run import CALIBRATION_BUDGET_S, BackgroundCalibration
 from edgespec.engine.pair.drafter_offer import DrafterOffer
@@ -55,9 +55,6 @@ _OLD = {
 
 # How long the processors are observed before they count as idle.
 _LOOK_S = 0.3
-
-# What penalties of a file with a repeat penalty look at where it does not say: as in llama.cpp and Ollama.
-_REPEAT_LAST_N = 64
 
 
 class Engine:
@@ -166,7 +163,7 @@ class Engine:
             stated = self.pair.family.sampling
         stated = {**stated, **self.pair.kept.sampling}
         if stated.get("repeat_penalty", 1) != 1:
-            stated = {"repeat_last_n": _REPEAT_LAST_N, **stated}
+            stated = {"repeat_last_n": USUAL_LAST_N, **stated}
         own = Sampling(rule=self.profile.rule)
         try:
             return replace(own, **cast(dict[str, Any], stated))

@@ -122,7 +122,8 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
     With a seed, each further answer has the next one. Raises InvalidRequestError.
     """
     seed = request.seed if request.seed is None else (request.seed + index) % SEEDS
-    values: dict[str, Any] = {**request.sampling, "seed": seed}
+    last_n = request.usual_last_n if usual.repeat_last_n == -1 else usual.repeat_last_n
+    values: dict[str, Any] = {"repeat_last_n": last_n, **request.sampling, "seed": seed}
     return replace(usual, **values)
 
 

@@ -37,15 +37,23 @@ from edgespec.server.streaming import Receive, Send
 LONGEST_WRITE_S = 60.0
 
 
+def _behind_base(served: str, plain: str) -> str:
+    """What clients that ask for ``plain`` put behind their base address to reach the path ``served``.
+
+    Anthropic's put all of it there. Threads of OpenAI's have messages too, which are others.
+    """
+    short = served.removeprefix("/v1")
+    return served if served.startswith(MESSAGES.path) and plain != short else short
+
+
 def _not_found(path: str, paths: Collection[str]) -> ApiError:
     plain = "/" + "/".join(filter(None, path.split("/")))
-    near = next((each for each in (plain, f"/v1{plain}", plain.removeprefix("/v1")) if each in paths), "")
+    whole = (each for each in paths if each != "/" and "{" not in each)
+    near = max((each for each in whole if plain.endswith(_behind_base(each, plain))), key=len, default="")
     advice = f"use {near}" if near else "see /openapi.json"
-    if not near:  # a client was given more than its base address, behind which it puts its own path
-        whole = (each for each in paths if each != "/" and "{" not in each)
-        near = max((each for each in whole if plain.endswith(each.removeprefix("/v1"))), key=len, default="")
-        base = "/v1" if near.startswith("/v1/") and not near.startswith(MESSAGES.path) else ""
-        advice = f"use {near} (the base address of clients is http://HOST:PORT{base})" if near else advice
+    if near and near != plain:  # a client was given another base address, behind which it puts its own path
+        base = near.removesuffix(_behind_base(near, plain))
+        advice += f" (the base address of clients is http://HOST:PORT{base})"
     if near in NOT_SERVED:
         advice = NOT_SERVED[near][1]
     if plain == "/v1":  # the address that clients are given
@@ -148,9 +156,9 @@ class Guard:
 def _hosts(scope: Scope) -> list[str]:
     """What the request has as its host: that of a whole address counts, of which the scope keeps the path alone."""
     raw: bytes = scope["raw_path"]
-    if not raw.startswith(b"http://"):
+    if raw[:7].lower() != b"http://":
         return _values(scope, b"host")
-    host, _, path = raw.removeprefix(b"http://").decode("latin-1").partition("/")
+    host, _, path = raw[7:].decode("latin-1").partition("/")
     scope["path"], scope["raw_path"] = unquote(f"/{path}"), f"/{path}".encode("latin-1")
     return [host]
 

@@ -12,17 +12,29 @@ from types import MappingProxyType
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import LEFT_OUT, MOST_MESSAGES, Message, lacking, left_out, listed, result_texts
+from edgespec.server.messages import (
+    IS_ERROR,
+    LEFT_OUT,
+    MOST_MESSAGES,
+    OF_ANOTHER_SERVER,
+    Message,
+    lacking,
+    left_out,
+    listed,
+    result_texts,
+)
 from edgespec.server.strict_json import check_texts
 from edgespec.text.conversation.messages import THINKING
 
 _BETWEEN = "\n\n"
-_IS_ERROR = "Error: "
 # Claude Code's first line of a system text. Its last part is new in every request, so no cache would fit.
 _HEADER = "x-anthropic-billing-header:"
+# The summary of what came before it.
+_SUMMARY = "compaction"
 # What the server that wrote it encrypted, or ran.
 _ELSEWHERE = (
     "redacted_thinking",
+    "fallback",
     "server_tool_use",
     "advisor_tool_result",
     "bash_code_execution_tool_result",
@@ -36,6 +48,8 @@ _ELSEWHERE = (
     "web_fetch_tool_result",
     "web_search_tool_result",
 )
+# What an assistant's text may have behind it in one message: other blocks come between two texts.
+_BESIDE_TEXT = ("text", "tool_use", "redacted_thinking")
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -64,9 +78,9 @@ def read_blocks(given: object) -> list[Message]:
 
 def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
     """The warning about blocks of messages that ``read_blocks`` leaves out."""
-    contents = (each["content"] for each in given if isinstance(each["content"], list))
-    kinds = (block["type"] for content in contents for block in content)
-    return left_out("blocks", (kind for kind in kinds if kind in _ELSEWHERE), "this model cannot read or repeat them")
+    own = (each["content"] for each in given if each["role"] == "assistant" and isinstance(each["content"], list))
+    kinds = (block["type"] for content in own for block in content)
+    return left_out("blocks", (kind for kind in kinds if kind in _ELSEWHERE), OF_ANOTHER_SERVER)
 
 
 def read_system(given: Any) -> str | None:
@@ -131,13 +145,16 @@ def _block(given: object, param: str) -> tuple[str, Mapping[str, Any]]:
 def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> list[Message]:
     own = [_Said()]
     for kind, block in blocks:
-        if kind not in ("text", "thinking", "tool_use", *_ELSEWHERE):
+        if kind not in ("text", "thinking", "tool_use", _SUMMARY, *_ELSEWHERE):
             raise _unknown(kind, param)
         last = own[-1]
-        if (last.calls and kind != "tool_use") or (last.texts and kind == "thinking"):
-            own.append(last := _Said())
+        if (last.calls and kind != "tool_use") or (last.texts and kind not in _BESIDE_TEXT):
+            own.append(last := _Said())  # texts of neighbours are joined with a line between them
         if kind == "tool_use":
             last.calls.append(_call(block, param))
+        elif kind == _SUMMARY:
+            last.texts.append(_string(block, "content") or "")
+            own.append(_Said())
         elif kind not in _ELSEWHERE:
             (last.texts if kind == "text" else last.thoughts).append(_member(block, kind, param))
     return [each.message() for each in own]
@@ -186,13 +203,17 @@ def _of_others(
 
 
 def _result(block: Mapping[str, Any], param: str) -> Message:
-    def read(part: Mapping[str, Any]) -> str | None:
-        kind = part.get("type")
-        return _text(kind, part, param, LEFT_OUT) if isinstance(kind, str) and kind in _READABLE else None
+    """A tool's result, whose blocks are never refused."""
 
-    text = _BETWEEN.join(result_texts(block.get("content"), read))
-    error = _IS_ERROR if block.get("is_error") else ""
-    return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": error + text}
+    def read(part: Mapping[str, Any]) -> str | None:
+        return reads(part, texts) if (reads := _READABLE.get(str(part.get("type")))) else None
+
+    def texts(given: object) -> list[str]:
+        return result_texts(given, read)
+
+    error = IS_ERROR if block.get("is_error") else ""
+    content = error + _BETWEEN.join(texts(block.get("content")))
+    return {"role": "tool", "tool_call_id": check_texts(block.get("tool_use_id"), param), "content": content}
 
 
 def _texts(given: object, param: str, instead: Mapping[str, str] = _NOTHING) -> list[str]:
@@ -204,49 +225,62 @@ def _texts(given: object, param: str, instead: Mapping[str, str] = _NOTHING) -> 
 
 def _text(kind: str, block: Mapping[str, Any], param: str, instead: Mapping[str, str] = _NOTHING) -> str:
     reads = _READABLE.get(kind)
-    text = instead.get(kind) if reads is None else reads(block, param, instead)
+    text = reads(block, lambda given: _texts(given, param, instead)) if reads else None
+    text = instead.get(kind) if text is None else text
     if text is None:
         raise _unknown(kind, param)
     return text
 
 
 def _member(block: Mapping[str, Any], name: str, param: str) -> str:
-    text = block.get(name)
-    if not isinstance(text, str):
+    text = _string(block, name)
+    if text is None:
         raise ApiError(f"a block of {param} has no {name}", param=param)
     return text
 
 
-def _search_result(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str:
-    own = [_member(block, name, param) for name in ("title", "source")]
-    return "\n".join([*own, *_texts(block.get("content"), param, instead)])
+def _string(block: Mapping[str, Any], name: str) -> str | None:
+    text = block.get(name)
+    return text if isinstance(text, str) else None
 
 
-def _document(block: Mapping[str, Any], param: str, instead: Mapping[str, str]) -> str | None:
-    """The text of a document, behind its title and context. None or ``instead`` for a file."""
+_Texts = Callable[[object], list[str]]
+
+
+def _search_result(block: Mapping[str, Any], texts: _Texts) -> str:
+    return _lines(block, ("title", "source"), texts(block.get("content")))
+
+
+def _document(block: Mapping[str, Any], texts: _Texts) -> str | None:
+    """The text of a document, behind its title and context. None for a file."""
     source = block.get("source")
     if not isinstance(source, Mapping):
-        return instead.get("document")
-    if source.get("type") == "text":
-        texts = [_member(source, "data", param)]
-    elif source.get("type") == "content":
-        texts = _texts(source.get("content"), param, instead)
+        return None
+    if source.get("type") == "content":
+        own = texts(source.get("content"))
+    elif source.get("type") == "text" and (data := _string(source, "data")) is not None:
+        own = [data]
     else:
-        return instead.get("document")
-    own = [_member(block, name, param) for name in ("title", "context") if block.get(name)]
-    return "\n".join([*own, *texts])
+        return None
+    return _lines(block, ("title", "context"), own)
 
 
-_READABLE: Mapping[str, Callable[[Mapping[str, Any], str, Mapping[str, str]], str | None]] = {
-    "text": lambda block, param, instead: _member(block, "text", param),
+def _lines(block: Mapping[str, Any], names: Iterable[str], texts: Iterable[str]) -> str:
+    return "\n".join([*filter(None, (_string(block, name) for name in names)), *texts])
+
+
+# What a block says, None if it has no text. The function reads the content that is in it.
+_READABLE: Mapping[str, Callable[[Mapping[str, Any], _Texts], str | None]] = {
+    "text": lambda block, texts: _string(block, "text"),
     "document": _document,
     "search_result": _search_result,
-    "tool_reference": lambda block, param, instead: _member(block, "tool_name", param),
+    "tool_reference": lambda block, texts: _string(block, "tool_name"),
 }
 
 
 def _unknown(kind: str, param: str) -> ApiError:
-    return unsupported(param, f"a block of the type {kind[:32]!r} ({param})")
+    without = " without text" if kind in _READABLE else ""
+    return unsupported(param, f"a block of the type {kind[:32]!r}{without} ({param})")
 
 
 def _without_header(text: str) -> str:

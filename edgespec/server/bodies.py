@@ -21,6 +21,8 @@ T = TypeVar("T")
 MOST_PARSED_BYTES = 65_536
 # Larger bodies that arrive or are parsed at the same time together.
 MOST_BODIES_BYTES = 64_000_000
+# Clients send other values of Content-Encoding with a plain body: ``identity``, ``utf-8``, ``aws-chunked``.
+_COMPRESSED = frozenset(("gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"))
 
 
 @dataclass(eq=False, slots=True)
@@ -61,9 +63,9 @@ class BodyReader:
         ``owner``: whose it is, where several may ask. Raises ApiError with status 415 for a compressed body, 413
         beyond the budget and 429 beyond the limits of the owner and of all, and GoneError.
         """
-        encoding = request.headers.get("content-encoding", "").strip()
-        if encoding.lower() not in ("", "identity"):
-            message = f"the body is compressed ({encoding[:32]}): send it as it is, without Content-Encoding"
+        encodings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+        if compressed := [each for each in map(str.strip, encodings) if each in _COMPRESSED]:
+            message = f"the body is compressed ({compressed[0]}): send it as it is, without Content-Encoding"
             raise ApiError(message, status=415, code="unsupported_encoding")
         body, large = bytearray(), _Large(owner)
 

@@ -7,9 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgespec.server.errors import ApiError, unsupported
-from edgespec.server.messages import Message, lacking, left_out, read_content, result_texts, text_arguments
+from edgespec.server.messages import (
+    IS_ERROR,
+    OF_ANOTHER_SERVER,
+    Message,
+    lacking,
+    left_out,
+    read_content,
+    result_texts,
+    text_arguments,
+    thought_text,
+    without_thoughts,
+)
 from edgespec.server.strict_json import check_text, check_texts
-from edgespec.text.conversation.messages import ROLES, THINKING
+from edgespec.text.conversation.messages import THINKING, role_of
 
 _JOIN = "__"
 _FUNCTION = "function"
@@ -37,7 +48,7 @@ def read_items(given: str | list[Any]) -> list[Message]:
 def left_out_items(given: str | list[Any]) -> tuple[str, ...]:
     """The warning about items that ``read_items`` leaves out."""
     kinds = () if isinstance(given, str) else (each.get("type") for each in given)
-    return left_out("items", (kind for kind in kinds if kind in ELSEWHERE), "this model cannot read or repeat them")
+    return left_out("items", (kind for kind in kinds if kind in ELSEWHERE), OF_ANOTHER_SERVER)
 
 
 def _item(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message | None:
@@ -51,10 +62,12 @@ def _item(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message | Non
 
 
 def _message(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message:
-    role = given.get("role")
-    if not isinstance(role, str) or role not in ROLES or role == "tool":
+    role = role_of(given.get("role"))
+    if role in (None, "tool"):
         raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
-    return {"role": role, "content": read_content(given.get("content"), role, param, lacks=lacks)}
+    said, thought = without_thoughts(given.get("content")) if role == "assistant" else (given.get("content"), "")
+    thinking = {THINKING[0]: thought} if thought else {}
+    return {"role": role, "content": read_content(said, role, param, lacks=lacks), **thinking}
 
 
 def _call(given: Mapping[str, Any], param: str) -> Message:
@@ -82,17 +95,20 @@ def _called(given: Mapping[str, Any], arguments: object, param: str) -> Message:
 
 def _result(given: Mapping[str, Any], param: str) -> Message:
     content = "\n".join(result_texts(given.get("output")))
+    if (status := given.get("status")) == "failed":  # maybe without an output
+        content = IS_ERROR + (content or status)
     return {"role": "tool", "tool_call_id": check_texts(given.get("call_id"), param), "content": content}
+
+
+def _local_shell_result(given: Mapping[str, Any], param: str) -> Message:
+    """The result of a call that its ``id`` names: OpenAI's package has no ``call_id`` here."""
+    return _result({**given, "call_id": given.get("call_id") or given.get("id")}, param)
 
 
 def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
     """Thinking that the client has as text. Summaries are not what was thought, and encrypted texts are others'."""
-    parts = given.get("content") or []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else [None]
-    thought = [text for text in texts if isinstance(text, str)]
-    if len(thought) != len(texts):
-        raise ApiError(f"the content of {param} must be a list of parts with text", param=param)
-    return {"role": "assistant", "content": "", THINKING[0]: "".join(thought)} if thought else None
+    thought = thought_text(given.get("content"))
+    return {"role": "assistant", "content": "", THINKING[0]: thought} if thought else None
 
 
 # What a server ran, or encrypted. A refusal would end the conversation.
@@ -108,6 +124,8 @@ ELSEWHERE = frozenset(
         "mcp_approval_response",
         "mcp_call",
         "mcp_list_tools",
+        "program",
+        "program_output",
         "tool_search_call",
         "tool_search_output",
         "web_search_call",
@@ -119,7 +137,8 @@ _ITEMS: Mapping[str, Callable[[Mapping[str, Any], str], Message | None]] = {
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     **dict.fromkeys(("local_shell_call", "shell_call", "apply_patch_call"), _own_call),
-    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), _result),
+    "local_shell_call_output": _local_shell_result,
+    **dict.fromkeys(("shell_call_output", "apply_patch_call_output"), _result),
     "reasoning": _reasoning,
     **dict.fromkeys(ELSEWHERE, lambda given, param: None),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -55,14 +54,6 @@ _KEYWORDS: Mapping[str, _Check] = {
     "properties": _only(
         "object", lambda own, value: all(fits(own[name], each) for name, each in value.items() if name in own)
     ),
-    # Whole names, and all of them: the schemas that have it have ``additionalProperties`` false.
-    "patternProperties": _only(
-        "object",
-        lambda patterns, value: all(
-            any(re.fullmatch(pattern, name) and fits(schema, each) for pattern, schema in patterns.items())
-            for name, each in value.items()
-        ),
-    ),
 }
 
 
@@ -79,7 +70,7 @@ _WORDS = {
 def wanted(schema: Schema) -> str:
     """What the schema allows, in words, such as "a number from 0 to 1". Null goes without saying."""
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(filter(None, map(wanted, choices)))
+        return " or ".join(dict.fromkeys(filter(None, map(wanted, choices))))
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
         return " or ".join(json.dumps(each) for each in values if each is not None)
@@ -90,7 +81,11 @@ def wanted(schema: Schema) -> str:
     if "minimum" in schema:
         allowed = Range(schema["minimum"], schema.get("maximum", math.inf))
         return allowed.wanted("a whole number" if kind == "integer" else "a number")
-    most = schema.get("maxItems", schema.get("maxProperties"))
-    texts = kind == "array" and schema.get("items", {}).get("type") == "string"
-    of = "" if most is None else f" of at most {most}"
-    return _WORDS.get(kind, "anything") + (f"{of or ' of'} texts" if texts else of)
+    least, most = schema.get("minItems"), schema.get("maxItems", schema.get("maxProperties"))
+    if least and most:
+        size = f" of {least} to {most}"
+    else:
+        size = f" of at least {least}" if least else f" of at most {most}" if most else ""
+    if kind == "array" and schema.get("items", {}).get("type") == "string":
+        size = f"{size or ' of'} texts"
+    return _WORDS.get(kind, "anything") + size

@@ -14,7 +14,7 @@ from typing import Any
 from edgespec.errors import InvalidRequestError
 from edgespec.server.errors import ApiError, sentence, unsupported
 from edgespec.server.strict_json import check_texts
-from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation
+from edgespec.text.conversation.messages import ROLES, THINKING, check_conversation, role_of
 
 Message = dict[str, Any]
 
@@ -23,8 +23,9 @@ MOST_MESSAGES = 10_000
 
 # The kinds of a message's parts, and the names of their texts. Refusals are those of OpenAI's models.
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-# Those of an assistant's that are its thinking, as Mistral's API has it.
-_THOUGHTS = {"thinking": "thinking", "reasoning": "text"}
+# The kinds of an assistant's parts that are its thinking, and the names of their texts, or of parts with text.
+_THOUGHTS = ("thinking", "reasoning", "reasoning_text", "redacted_thinking")
+_THOUGHT_NAMES = ("thinking", "reasoning", "text")
 
 # Those that are not text.
 _OTHERS = {
@@ -34,9 +35,9 @@ _OTHERS = {
     **dict.fromkeys(("resource", "resource_link"), "a resource"),
     **dict.fromkeys(("image", "image_url", "input_image"), "an image"),
     "document": "a document",
-    **dict.fromkeys(("file", "input_file"), "a file"),
+    **dict.fromkeys(("file", "input_file", "container_upload"), "a file"),
 }
-# What these parts have: the second are no texts. A program's own list of files has none of them.
+# What these parts have: a member of the second is not a text. A program's own list of files has none of them.
 _HELD = ("data", "file_data", "file_id", "file_url", "image_url", "video_url")
 _HELD_OBJECTS = ("source", "file", "audio", "input_audio", "resource")
 # The members of MCP's whole results, and of its parts without a type.
@@ -54,6 +55,10 @@ LEFT_OUT = {kind: _instead(what) for kind, what in _OTHERS.items()}
 _WAS_LEFT_OUT = re.compile(
     r"\[((?:an? [a-z]{1,16}|a part of the type \S{1,32}) was left out: this model reads text)\]"
 )
+# In front of the text of a result that is an error: a chat has no other place for it.
+IS_ERROR = "Error: "
+# Why items and blocks are left out.
+OF_ANOTHER_SERVER = "they belong to another server, or are encrypted"
 _RESULT = "tool_result"  # Anthropic's
 _SILENT = (*LEFT_OUT, _RESULT)
 _WHERE = {"tool": "in a tool's result", "user": "in a user's message"}
@@ -144,8 +149,8 @@ def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, .
 def read_ollama_messages(given: object) -> tuple[Message, ...]:
     """The conversation of a client of Ollama's, maybe without a message. Raises ApiError.
 
-    Roles are in small or capital letters, and a result has the ``tool_name`` of the function. Continue sends
-    thinking as a separate message, in the role ``thinking``, before the answer.
+    A result has the ``tool_name`` of the function. Continue sends thinking as a separate message, in the role
+    ``thinking``, before the answer.
     """
     if not isinstance(given, list):
         raise ApiError("messages must be a list", param="messages")
@@ -162,25 +167,21 @@ def _as_openai(given: object) -> object:
         many = len(images) if isinstance(images, list) else 1
         given = {**given, "content": [*texts, *[{"type": "image", "data": ""}] * many]}
     role, name = given.get("role"), given.get("tool_name")
-    role = role.lower() if isinstance(role, str) else role
-    if role == "thinking":
+    if isinstance(role, str) and role.lower() == "thinking":
         return {"role": "assistant", "thinking": given.get("content")}
-    return {
-        **given,
-        "role": role,
-        **({} if name is None else {"name": name}),
-    }
+    return {**given, **({} if name is None else {"name": name})}
 
 
 def _message(given: object, param: str, *, lacks: bool) -> Message:
     if not isinstance(given, Mapping):
         raise ApiError(f"{param} must be an object", param=param)
-    role = given.get("role")
-    if role == "function" or given.get("function_call"):
+    stated = given.get("role")
+    if stated == "function" or given.get("function_call"):
         raise unsupported(param, f"a function_call, which tool_calls replaced ({param})")
+    role = role_of(stated) or stated
     said, thought = given.get("content"), ""
     if role == "assistant":
-        said, thought = _without_thoughts(said, param)
+        said, thought = without_thoughts(said)
     content = "\n".join(result_texts(said)) if role == "tool" else read_content(said, role, param, lacks=lacks)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
@@ -189,25 +190,31 @@ def _message(given: object, param: str, *, lacks: bool) -> Message:
         message["tool_calls"] = [_call(each, param) for each in calls] if isinstance(calls, list) else calls
     for name in (*THINKING, "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
-            message[name] = value if name in THINKING else check_texts(value, param)
+            message[name] = thought_text(value) if name in THINKING else check_texts(value, param)
     if thought and not any(map(message.get, THINKING)):
         message[THINKING[0]] = thought
     return message
 
 
-def _without_thoughts(content: Any, param: str) -> tuple[Any, str]:
+def without_thoughts(content: Any) -> tuple[Any, str]:
     """An assistant's content without its parts of thinking, and their text."""
     if not isinstance(content, list):
         return content, ""
     said, thoughts = list[Any](), list[str]()
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        name = _THOUGHTS.get(kind) if isinstance(kind, str) else None
-        if name is None:
-            said.append(part)
+        if isinstance(part, Mapping) and part.get("type") in _THOUGHTS:
+            texts = (thought_text(part.get(name)) for name in _THOUGHT_NAMES)
+            thoughts.append(next(filter(None, texts), ""))
         else:
-            thoughts.append(read_content(part.get(name), "assistant", param))
+            said.append(part)
     return said, "".join(thoughts)
+
+
+def thought_text(given: object) -> str:
+    """The text of thinking, which may come in parts. What has none, such as Mistral's references, is left out."""
+    parts = given if isinstance(given, list) else [given]
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _call(given: object, param: str) -> object:

@@ -73,7 +73,7 @@ def _card(file: LocatedModel, context_length: int, fills_in: bool) -> ModelCard:
         template=template,
         licence=licence if isinstance(licence, str) else None,
         metadata={key: value for key, value in single.items() if not key.startswith(CHAT_TEMPLATE)},
-        uses_tools=any(ModelTemplate(each, lambda: ("", "")).takes_tools for each in templates),
+        uses_tools=any(ModelTemplate(each, dict).takes_tools for each in templates),
         thinks=thinking_marks(template) is not None,
         fills_in=fills_in,
     )

@@ -24,7 +24,7 @@ from edgespec.server.service import Endpoint, Read, Served, Service
 _STORE = "models are not changed over HTTP"
 _PULL = f"{_STORE}: use `edgespec pull MODEL`, then `edgespec serve MODEL`"
 _EXPORT = "edgespec export MODEL --to gguf -o DIR"
-_EMBEDDINGS = "embeddings are not supported: the served model answers in text"
+_EMBEDDINGS = "embeddings and ranking are not supported: the served model answers in text"
 # Routes that are not served, with their methods, and what to do instead.
 NOT_SERVED: Mapping[str, tuple[str, str]] = {
     "/api/push": ("POST", f"{_STORE}, and edgespec publishes none: `{_EXPORT}` writes the files"),
@@ -35,7 +35,9 @@ NOT_SERVED: Mapping[str, tuple[str, str]] = {
     "/api/embed": ("POST", _EMBEDDINGS),
     "/api/embeddings": ("POST", _EMBEDDINGS),
     "/v1/embeddings": ("POST", _EMBEDDINGS),
+    "/embedding": ("POST", _EMBEDDINGS),
     "/v1/rerank": ("POST", _EMBEDDINGS),
+    "/v1/reranking": ("POST", _EMBEDDINGS),
 }
 
 

@@ -45,10 +45,8 @@ def open_sockets(host: str, port: int) -> list[socket.socket]:
                 if sys.platform != "win32":
                     own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    every = (
-                        address[0] == "::" and len(set(found)) == 1
-                    )  # those of IPv4 too, without a socket of theirs
-                    own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if every else 1)
+                    # The unspecified address stands for those of IPv4 too, which have no socket here.
+                    own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
                 own.bind(address)
                 own.listen(_BACKLOG)  # a port in use may be reported only now
             except OSError as error:

@@ -26,9 +26,10 @@ class Request:
     answer ends before a line with fewer than ``indent`` blanks, and ``line_ms`` after its first token behind a line.
     With ``heal`` an end of the prompt that may begin a longer token is spelled again.
     ``max_tokens`` 0: the prompt is read for later. ``reply_fields``: what of the reply is sent; None: all.
-    ``sampling`` has the fields that were given: arguments of Sampling. ``seed`` None: one is drawn. ``logprobs``:
-    how many of the likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a
-    stream says who guessed its tokens. ``show_progress``: a stream says how much of the prompt is read. The session
+    ``sampling`` has the fields that were given: arguments of Sampling. ``usual_last_n`` is its ``repeat_last_n``
+    where neither the request nor the file states one. ``seed`` None: one is drawn. ``logprobs``: how many of the
+    likeliest tokens come with each log-probability; None: no log-probabilities. ``show_tokens``: a stream says who
+    guessed its tokens. ``show_progress``: a stream says how much of the prompt is read. The session
     checks ``tools`` and ``tool_choice``, whose texts are readable. ``namespaces`` has the namespace and the own name
     of a function, by the name that the model knows. ``warnings`` say what the reader left out. ``repeated`` is what a
     reply repeats of the request, as JSON. ``hide_thinking``: the reply leaves the thinking out. ``keep_alive_s``: for
@@ -47,6 +48,7 @@ class Request:
     heal: bool = True
     reply_fields: tuple[str, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    usual_last_n: int = -1
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()

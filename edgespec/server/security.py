@@ -107,9 +107,10 @@ class Access:
             if wrong:
                 hint = f"use at least {_SHORTEST_KEY} letters, digits and signs, without spaces"
                 raise InvalidRequestError(f"an API key {wrong}", hint=hint)
-        if not host or "://" in host or ((found := _HOST_AND_PORT.fullmatch(host)) is not None and found[2]):
+        if not host or "/" in host or "]:" in host or host.count(":") == 1:
             raise InvalidRequestError(
-                f"{host!r:.80} is not a host alone", hint="give the port apart: --host 127.0.0.1 --port 8080"
+                f"{host!r:.80} is not a host alone",
+                hint="give a name or an address alone; a port is apart: --host 127.0.0.1 --port 8080",
             )
         if not self.keys and not is_loopback(host):
             raise InvalidRequestError(

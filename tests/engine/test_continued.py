@@ -27,6 +27,17 @@ THINKING = CHATML.replace(
 GRANITE = "{# <think></think> and write your response between <response></response> #}" + THINKING
 
 
+# As Qwen3's: the last answer has a thinking, an empty one where the message has none, and a switch closes it.
+CLOSES = (
+    CHATML.replace(
+        "message['content']",
+        "('<think>\\n\\n</think>\\n\\n' if message.role == 'assistant' and loop.last else '') + message['content']",
+    )
+    + "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+OPENS = CHATML + "{# </think> #}{% if add_generation_prompt %}<think>\n{% endif %}"
+
+
 def begun(content: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **more}
 
@@ -120,7 +131,8 @@ def test_thinking_is_continued_where_the_text_left_it(
         conversation = Conversation(PromptFormat("tiny", tokenizer, template, None), None)
         prompt, earlier, after = check_conversation(None, [*ASKED, begun(content)], raw=False)
         turn = conversation.turn(prompt, None, 1000, raw=False, earlier=earlier, after=after)
-        assert turn.text.endswith(f"<think></think>{content}")
+        own = "" if content.startswith("<think>") else "<think></think>"
+        assert turn.text.endswith(f"<|im_start|>assistant\n{own}{content}")
         parts, found = conversation.parts(turn, Ends()), Said()
         tokens = tokenizer.encode(more.removeprefix(" "))
         for token in tokens:
@@ -131,3 +143,21 @@ def test_thinking_is_continued_where_the_text_left_it(
         conversation.begin(turn, [*turn.tokens, *tokens])
         conversation.end(turn, found, tokens)
         assert conversation.messages[-1]["content"] == content + more
+
+
+@pytest.mark.parametrize("think", [True, False])
+@pytest.mark.parametrize("template", [CLOSES, OPENS], ids=["closes", "opens"])
+def test_thinking_that_is_begun_is_the_only_thinking_in_the_prompt(
+    tiny: TinyModels, template: str, think: bool
+) -> None:
+    with closing(GgufTokenizer(read_header(tiny.target))) as tokenizer:
+        prompts = PromptFormat("tiny", tokenizer, template, None)
+
+        def prompt(content: str) -> str:
+            sent = [*ASKED, begun(content)]
+            return str(prompts.read(sent, variables={"enable_thinking": think}, continues=True))
+
+        for content in ("<think>\nOkay", "\n<think>\n\n</think>\n\nSure"):
+            assert prompt(content).endswith(f"water<|im_end|>\n<|im_start|>assistant\n{content}")
+        closed = "<think>\n\n</think>\n\n" if template is CLOSES else ""
+        assert prompt("Sure").endswith(f"<|im_start|>assistant\n{closed}Sure")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from edgespec.decoding.sampling import Sampling
@@ -247,6 +248,19 @@ def test_a_token_that_the_file_suppresses_is_never_drawn_unless_it_is_named(
         assert two not in found[0]
         named = answer(session.generate("Hi", stop_token_ids=[two], max_tokens=12))
         assert named.token_ids[-1] == two
+
+
+def test_an_end_that_the_file_lists_ends_an_answer_before_it(tiny: TinyModels, tmp_path: Path) -> None:
+    script = ["Sure", "!", "<|handover|>", "More", "<|im_end|>"]
+    kinds = {"<|handover|>": int(gguf.TokenType.CONTROL)}
+    path = write_scripted_gguf(tmp_path / "plain.gguf", script, kinds=kinds)
+    with tiny.load(path, draft="none") as engine:
+        assert engine.ask("Hi") == "Sure!More", "no other name says that it is an end"
+        (end,) = engine.tokenizer.encode("<|handover|>", special=True)
+    listing = rewrite_gguf(path, tmp_path / "listing.gguf", keys={"tokenizer.ggml.eos_token_ids": [3, end]})
+    with tiny.load(listing, draft="none") as engine, engine.session() as session:
+        done = answer(session.generate("Hi"))
+        assert (done.text, done.finish_reason, done.token_ids[-1]) == ("Sure!", "stop", end)
 
 
 @pytest.mark.parametrize(

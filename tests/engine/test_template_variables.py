@@ -99,7 +99,16 @@ def test_documents_are_refused_where_the_template_does_not_read_them(tiny: TinyM
         ({"a": "x" * 2**20}, "a template variable has more than 1048576 characters"),
         *(
             ({name: None}, f"the template variable {name} cannot be set")
-            for name in ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt", "raise_exception")
+            for name in (
+                "messages",
+                "tools",
+                "bos_token",
+                "eos_token",
+                "unk_token",
+                "pad_token",
+                "add_generation_prompt",
+                "raise_exception",
+            )
         ),
     ],
 )

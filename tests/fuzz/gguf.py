@@ -67,7 +67,7 @@ def use(path: Path, findings: Findings) -> None:
     findings.unless(all(0 <= each < tokenizer.vocabulary_size for each in ids), "an id is out of range")
     tokenizer.detokenize(ids)
     if header.chat_template is not None:
-        template = ChatTemplate(header.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        template = ChatTemplate(header.chat_template, tokens=tokenizer.template_tokens)
         template.render([{"role": "user", "content": TEXT}])
         findings.counts["prompts"] += 1
 

@@ -306,11 +306,11 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
         for path, advice in (
             ("/v1", "'/v1' is not served here: the models are at /v1/models, the page for browsers at /"),
             ("/v1/", "'/v1/' is not served here: the models are at /v1/models, the page for browsers at /"),
-            ("/chat/completions", "'/chat/completions' is not served here: use /v1/chat/completions"),
+            ("/v1/threads/T/messages", "'/v1/threads/T/messages' is not served here: see /openapi.json"),
             ("/v1/chat/completions/", "'/v1/chat/completions/' is not served here: use /v1/chat/completions"),
             ("//v1/chat/completions", "'//v1/chat/completions' is not served here: use /v1/chat/completions"),
-            ("/v1/v1/completions", "'/v1/v1/completions' is not served here: use /v1/completions"),
             ("/embeddings", f"'/embeddings' is not served here: {NOT_SERVED['/v1/embeddings'][1]}"),
+            ("/reranking", f"'/reranking' is not served here: {NOT_SERVED['/v1/reranking'][1]}"),
         ):
             assert failed(client.post(server.url + path, content=b"{}"), 404, "not_found")["message"] == advice
         error = failed(client.get("/health", headers={"host": "evil.example"}), 403, "host_not_allowed")
@@ -323,6 +323,11 @@ def test_unknown_paths_and_methods_get_an_error(server: Running) -> None:
     ("path", "served", "base"),
     [
         ("/v1/chat/completions/chat/completions", CHAT, "/v1"),
+        ("/chat/completions", CHAT, "/v1"),
+        ("/v1/v1/completions", "/v1/completions", "/v1"),
+        ("/v1/v1/messages", "/v1/messages", ""),
+        ("/messages", "/v1/messages", "/v1"),
+        ("/v1/api/tags", "/api/tags", ""),
         ("/api/v1/chat/completions", CHAT, "/v1"),
         ("/openai/v1/chat/completions", CHAT, "/v1"),
         ("/v1/messages/v1/messages/count_tokens", "/v1/messages/count_tokens", ""),
@@ -337,7 +342,7 @@ def test_a_path_behind_a_wrong_base_address_gets_the_right_one(
     assert f"use {served} (the base address of clients is http://HOST:PORT{base})" in server.post(path).text
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding", "/v1/rerank", "/v1/reranking"])
 def test_embeddings_are_refused_in_words_and_are_not_asked_for_again(server: Running, path: str) -> None:
     response = server.post(path, input="x")
     assert failed(response, 501, "not_implemented")["message"] == NOT_SERVED[path][1]
@@ -357,6 +362,7 @@ def test_a_health_check_in_http_1_0_needs_no_host(server: Running, version: byte
     [
         (b"http://127.0.0.1/v1/models/ti%6Ey?x=1", 200),
         (b"http://127.0.0.1:8471/health", 200),
+        (b"HTTP://127.0.0.1:8471/health", 200),
         (b"http://localhost", 200),
         (b"http://evil.example/v1/models", 403),
         (b"http://127.0.0.1@evil.example/v1/models", 403),

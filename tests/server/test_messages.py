@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from anthropic.types.beta import BetaContentBlock
 
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
@@ -27,6 +28,9 @@ from tests.support.tiny_models import TinyModels
 HEAD = Head(id="msg_1", created=1, model="tiny", fingerprint="f")
 CALL = ToolCall(0, "call00000", "Read", '{"file_path": "notes.txt"}')
 USE = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "notes.txt"}}
+
+
+NO_DOCUMENT = "[a document was left out: this model reads text]"
 
 
 def text(content: str, **more: Any) -> dict[str, Any]:
@@ -124,6 +128,14 @@ def test_a_call_and_its_result_are_separate_messages() -> None:
             "T\nS\nx",
         ),
         (result([{"type": "document", "source": {"type": "text", "data": "a\nb"}}]), "a\nb"),
+        (result([{"type": "document", "title": 3, "source": {"type": "text", "data": "a"}}]), "a"),
+        (result([{"type": "document", "source": {"type": "text"}}]), NO_DOCUMENT),
+        (
+            result([{"type": "document", "source": {"type": "content", "content": [text("a"), {"type": "novel"}]}}]),
+            '[{"type": "text", "text": "a"}, {"type": "novel"}]',
+        ),
+        (result([{"type": "search_result", "title": None, "content": "x"}]), "x"),
+        (result([{"type": "text"}]), '[{"type": "text"}]'),
     ],
 )
 def test_a_result_is_text(block: dict[str, Any], content: str) -> None:
@@ -192,12 +204,38 @@ def test_the_order_of_an_assistants_blocks_is_kept() -> None:
 
 
 def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
-    kinds = ("server_tool_use", "web_search_tool_result")
+    own = {"text", "thinking", "tool_use", "compaction"}
+    of_anthropic = get_args(get_args(BetaContentBlock)[0])
+    kinds = sorted({get_args(each.model_fields["type"].annotation)[0] for each in of_anthropic} - own)
+    assert {"server_tool_use", "web_search_tool_result", "fallback", "redacted_thinking"} < set(kinds)
     elsewhere = [{"type": kind, "id": "s", "tool_use_id": "s", "content": []} for kind in kinds]
     found = read(user("x"), assistant([*elsewhere, text("ok"), elsewhere[0]]), user("y"))
     assert found.messages == read(user("x"), assistant([text("ok")]), user("y")).messages
     (warning,) = found.warnings
-    assert warning.startswith("blocks of the type server_tool_use, web_search_tool_result are left out: ")
+    assert warning.startswith(f"blocks of the type {', '.join(kinds)} are left out: they belong to another server")
+
+
+@pytest.mark.parametrize(
+    ("between", "content"),
+    [
+        ([{"type": "server_tool_use"}, {"type": "web_search_tool_result"}], "a\n\nb"),
+        ([{"type": "redacted_thinking", "data": "gA"}], "ab"),
+        ([{"type": "compaction", "content": "the summary"}], "a\n\nthe summary\n\nb"),
+        ([{"type": "compaction", "content": None}], "a\n\nb"),
+    ],
+)
+def test_texts_around_blocks_that_are_left_out_stand_apart(between: list[dict[str, Any]], content: str) -> None:
+    blocks = [text("a"), *between, text("b")]
+    assert said(user("x"), assistant(blocks), user("y"))[1] == assistant(content)
+    assert said(user("x"), assistant(blocks[:-1]))[1] == assistant(content.removesuffix("b").rstrip())
+
+
+def test_a_file_for_another_servers_container_is_left_out_once_it_was_answered() -> None:
+    uploaded = user([text("x"), {"type": "container_upload", "file_id": "f"}])
+    line = "a file was left out: this model reads text"
+    found = read(uploaded, assistant("ok"), user("y"))
+    assert (found.messages[0], found.warnings) == (user(f"x\n\n[{line}]"), (f"in a user's message: {line}",))
+    assert refused(MESSAGES.read, {"messages": [uploaded]}).code == "unsupported_parameter"
 
 
 def test_tools_that_are_not_functions_are_left_out_with_a_warning() -> None:
@@ -242,13 +280,14 @@ FILES: list[dict[str, Any]] = [
     [
         (user([IMAGE]), "'image'"),
         *((user([each]), "'document'") for each in FILES),
-        (user([{"type": "document", "source": {"type": "text", "data": None}}]), "no data"),
+        (user([{"type": "document", "source": {"type": "text", "data": None}}]), "without text"),
         (user([{"type": "document", "source": {"type": "content", "content": [IMAGE]}}]), "'image'"),
         (user([{**SEARCHED, "content": [IMAGE]}]), "'image'"),
         (user([{"type": "novelty"}]), "'novelty'"),
         (user([{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}]), "'server_tool_use'"),
         (assistant([{"type": "novelty"}]), "'novelty'"),
-        (user([{"type": "text"}]), "no text"),
+        (user([{"type": "text"}]), "without text"),
+        (assistant([{"type": "text"}]), "no text"),
         (user(["x"]), "an object with a type"),
         (user([{"type": 3}]), "an object with a type"),
         (user(None), "text or a list"),

@@ -252,8 +252,8 @@ def test_the_root_says_what_clients_look_for(server: Running) -> None:
         ("POST", "/api/copy", "edgespec serve MODEL --alias NAME"),
         ("DELETE", "/api/delete", "edgespec models rm"),
         ("POST", "/api/blobs/sha256:0", "edgespec pull"),
-        ("POST", "/api/embed", "embeddings are not supported"),
-        ("POST", "/api/embeddings", "embeddings are not supported"),
+        ("POST", "/api/embed", "embeddings and ranking are not supported"),
+        ("POST", "/api/embeddings", "embeddings and ranking are not supported"),
     ],
 )
 def test_what_would_change_the_store_is_refused_with_the_command_to_use(

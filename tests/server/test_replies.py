@@ -26,7 +26,7 @@ from edgespec.errors import (
 from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.faces.face import Head, Stretch
-from edgespec.server.faces.openai import CHAT, COMPLETION, usage
+from edgespec.server.faces.openai import CHAT, COMPLETION, read_chat, usage
 from edgespec.server.metrics import Metrics
 from edgespec.server.replies import as_json, fingerprint, json_pieces, timings
 from edgespec.server.schema import Request
@@ -158,6 +158,23 @@ def test_the_tokens_that_penalties_look_at_are_those_of_the_request_or_of_the_mo
     usual = Sampling(repeat_penalty=1.1, repeat_last_n=64)
     assert sampling_for(usual, Request(sampling={"repeat_penalty": 1.5}), 0).repeat_last_n == 64
     assert sampling_for(usual, Request(sampling={"repeat_last_n": 0}), 0).repeat_last_n == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "usual", "last"),
+    [
+        ({"options": {"repeat_penalty": 1.1}}, -1, 64),
+        ({"repeat_penalty": 1.1}, -1, 64),
+        ({"repeat_penalty": 1.1}, 9, 9),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, -1, -1),
+        ({"repetition_penalty": 1.1}, -1, -1),
+    ],
+)
+def test_a_penalty_of_llama_cpp_and_ollama_looks_at_the_last_64_tokens(
+    given: dict[str, Any], usual: int, last: int
+) -> None:
+    request = read_chat({"messages": [{"role": "user", "content": "hi"}], **given})
+    assert sampling_for(Sampling(repeat_last_n=usual), request, 0).repeat_last_n == last
 
 
 @given(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_type_hints
 
 import httpx
 import openai
 import pytest
 from hypothesis import given, strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseInputItemParam, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from edgespec.decoding.round_base import DecodeStats
@@ -145,29 +145,62 @@ def test_an_earlier_models_call_with_text_is_one_with_an_argument() -> None:
 
 def test_items_of_another_server_are_left_out_with_a_warning() -> None:
     elsewhere = [{"type": kind, "id": "x_1", "encrypted_content": "gA"} for kind in sorted(ELSEWHERE)]
-    assert "web_search_call" in ELSEWHERE
+    assert {"web_search_call", "compaction", "program", "program_output"} <= ELSEWHERE
     found = read(input=[HELLO, *elsewhere, {"role": "user", "content": "go"}, elsewhere[0]])
     assert found.messages == read(input=[HELLO, {"role": "user", "content": "go"}]).messages
     (warning,) = found.warnings
     assert warning.startswith(f"items of the type {', '.join(sorted(ELSEWHERE))} are left out: ")
 
 
+# Items that change the tools or the form of answers: without them the answer would be another.
+CHANGING = {"additional_tools", "configuration_update", "compaction_trigger"}
+OF_THE_CLIENT = {"function", "custom_tool", "local_shell", "shell", "apply_patch"}
+
+
+def test_every_item_of_openais_package_is_read_left_out_or_refused_on_purpose() -> None:
+    hints = (get_type_hints(each)["type"] for each in get_args(ResponseInputItemParam))
+    kinds = {kind for hint in hints for kind in get_args(hint) if isinstance(kind, str)} - {"item_reference"}
+    calls = {f"{name}_call{end}" for name in OF_THE_CLIENT for end in ("", "_output")}
+    assert kinds - ELSEWHERE - CHANGING == {"message", "reasoning", *calls}
+    assert all(refused(input=[HELLO, {"type": kind}]).code == "unsupported_parameter" for kind in CHANGING)
+
+
 @pytest.mark.parametrize(
-    ("name", "member", "identity", "output", "content"),
+    ("name", "member", "identity", "more", "content"),
     [
-        ("local_shell", "action", "id", '{"stdout": "x"}', '{"stdout": "x"}'),
-        ("shell", "action", "call_id", [{"stdout": "é"}], '[{"stdout": "é"}]'),
-        ("apply_patch", "operation", "call_id", None, ""),
+        ("local_shell", "action", "id", {"output": '{"stdout": "x"}'}, '{"stdout": "x"}'),
+        ("local_shell", "action", "call_id", {"output": "x", "id": "lsh_1"}, "x"),
+        ("shell", "action", "call_id", {"output": [{"stdout": "é"}], "id": "sho_1"}, '[{"stdout": "é"}]'),
+        ("apply_patch", "operation", "call_id", {"output": None, "status": "completed"}, ""),
+        ("apply_patch", "operation", "call_id", {"status": "failed"}, "Error: failed"),
+        ("apply_patch", "operation", "call_id", {"status": "failed", "output": "no file"}, "Error: no file"),
     ],
 )
 def test_calls_that_the_client_runs_for_openais_tools_are_calls(
-    name: str, member: str, identity: str, output: Any, content: str
+    name: str, member: str, identity: str, more: dict[str, Any], content: str
 ) -> None:
-    call = {"type": f"{name}_call", "call_id": "c", member: {"command": ["ls"]}}
-    found = messages(HELLO, call, {"type": f"{name}_call_output", identity: "c", "output": output})
-    (called,) = found[1]["tool_calls"]
-    assert called["function"] == {"name": name, "arguments": '{"command": ["ls"]}'}
-    assert found[2] == {"role": "tool", "tool_call_id": "c", "name": name, "content": content}
+    calls = [{"type": f"{name}_call", "call_id": each, member: {"command": ["ls"]}} for each in "cd"]
+    results = [{"type": f"{name}_call_output", **more, identity: each} for each in "dc"]
+    found = messages(HELLO, *calls, *results)
+    assert [each["function"] for each in found[1]["tool_calls"]] == [
+        {"name": name, "arguments": '{"command": ["ls"]}'}
+    ] * 2
+    result = {"role": "tool", "name": name, "content": content}
+    assert found[2:] == [{**result, "tool_call_id": "d"}, {**result, "tool_call_id": "c"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "reasoning_text", "text": "hm"}],
+        [{"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "gA"}],
+    ],
+)
+def test_thinking_among_the_parts_of_a_message_is_its_thinking(content: list[dict[str, Any]]) -> None:
+    answer = {"role": "assistant", "content": [*content, {"type": "output_text", "text": "Yes."}]}
+    thought = {"role": "assistant", "content": "Yes.", "reasoning_content": "hm"}
+    assert messages(HELLO, answer, HELLO)[1] == thought
+    assert refused(input=[HELLO, {**answer, "role": "user"}]).code == "unsupported_parameter"
 
 
 def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out() -> None:
@@ -184,7 +217,8 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
         "content": "Yes.",
         "reasoning_content": "hm",
     }
-    assert messages(HELLO, hidden, answer, HELLO)[1] == answer
+    for other in (hidden, {**thought, "content": [{"type": "reasoning_text"}]}, {**thought, "content": {}}):
+        assert messages(HELLO, other, answer, HELLO)[1] == answer
 
 
 @pytest.mark.parametrize(
@@ -199,8 +233,6 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]},
         {"role": "user", "content": 3},
         {"type": "function_call", "call_id": "1"},
-        {"type": "reasoning", "content": [{"type": "reasoning_text"}]},
-        {"type": "reasoning", "content": "text"},
         {"type": "function_call", "call_id": {}, "name": "x"},
         {"type": "function_call", "call_id": "a\0", "name": "x"},
         {"type": "function_call_output", "call_id": "a\0", "output": "x"},

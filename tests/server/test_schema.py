@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from edgespec.server.messages import MOST_MESSAGES, read_messages
 from edgespec.server.schema import Request
 from edgespec.server.strict_json import MOST_NESTING, parse_body
 from edgespec.text.conversation.hole import Hole
+from edgespec.text.conversation.messages import THINKING
 from edgespec.text.conversation.tools import MOST_TOOLS
 from edgespec.text.request_budget import RequestBudget
 
@@ -167,6 +169,15 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("samplers", ["top_k", "infill"]),
         ("samplers", "kpi"),
         ("samplers", ["k"]),
+        ("mirostat_mode", 2),
+        ("typical", 0.9),
+        ("typ_p", 0.9),
+        ("nsigma", 1.5),
+        ("dynamic_temperature", True),
+        ("guidance_scale", 1.5),
+        ("negative_prompt", "rude"),
+        ("custom_token_bans", "5,6"),
+        ("stop_regex", "a+"),
         ("thinking_token_budget", 100),
         ("thinking_budget", 100),
         ("chat_template", "x"),
@@ -242,6 +253,36 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
+    for name in ("max_new_tokens", "max_length", "max_output_tokens"):
+        assert (
+            read_chat({"messages": HI, name: 5}).max_tokens
+            == read_completion({"prompt": "x", name: 5}).max_tokens
+            == 5
+        )
+        assert read_chat({"messages": HI, name: 5, "max_tokens": 6}).max_tokens == 6
+    for name in ("min_new_tokens", "min_length"):
+        assert read_chat({"messages": HI, name: 5}).min_tokens == 5
+        assert read_chat({"messages": HI, name: 0, "min_tokens": 6}).min_tokens == 6
+    assert read_chat({"messages": HI, "stopping_strings": ["a"]}).stop == ("a",)
+    assert read_chat({"messages": HI, "stopping_strings": ["a"], "stop": "b"}).stop == ("b",)
+    assert read_chat({"messages": HI, "ban_eos_token": True}).ignore_eos
+    for name, kind, text in (("regex", "regex", "[0-9]+"), ("ebnf", "grammar", 'root ::= "a"')):
+        found = read_chat({"messages": HI, name: text}).form
+        assert found is not None
+        assert (found.form.kind, found.field) == (kind, name)
+
+
+# What SillyTavern sends to any server where nothing is switched on.
+NEUTRAL = {
+    "mirostat_mode": 0, "typical": 1, "typical_p": 1, "typ_p": 1, "nsigma": 0, "dynamic_temperature": False,
+    "guidance_scale": 1, "negative_prompt": "", "custom_token_bans": "", "stop_regex": "", "ban_eos_token": False,
+    "stopping_strings": [], "min_length": 0,
+}  # fmt: skip
+
+
+def test_settings_of_other_programs_that_are_off_change_nothing() -> None:
+    plain = read_chat({"messages": HI})
+    assert replace(read_chat({"messages": HI, **NEUTRAL}), min_tokens=None) == plain
 
 
 def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
@@ -255,7 +296,8 @@ def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
         assert read_completion({"prompt": "x", **given, "samplers": without}).sampling == unscaled
     as_given = read_chat({"messages": HI, **given}).sampling
     names = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"]
-    for every in ("edkypmxt", names, False, 0, {}, None):
+    by_other_names = ["penalties", "dry", "top_k", "typical_p", "typical", "tfs_z", "top_p", "min_p", "temp"]
+    for every in ("edkypmxt", "edkfypmxt", names, by_other_names, False, 0, {}, None):
         assert read_chat({"messages": HI, **given, "samplers": every}).sampling == as_given
 
 
@@ -352,12 +394,17 @@ def test_a_completion_reads_its_prompts() -> None:
         assert [found.of(index).prompt for index in range(found.answers)] == [each for each in prompts for _ in "ab"]
     for wrong in (None, 3, [], "", "a\0b", [""], [[]], [1, "a"], [[1], 2], [-1], [1.5], [True], {}):
         assert refused(read_completion, {"prompt": wrong}).param == "prompt"
+    needs = "prompt must be text or a list of at least 1, not"
+    assert refused(read_completion, {}).message == f"{needs} null"
+    assert refused(read_completion, {"prompt": []}).message == f"{needs} []"
     assert read_completion({"prompt": ["a"] * MOST_ANSWERS}).answers == MOST_ANSWERS
     error = refused(read_completion, {"prompt": ["a"] * (MOST_ANSWERS + 1)})
     assert error.param == "prompt"
     assert "at most 32 prompts in one request" in error.message
     assert "at most 32" in refused(read_completion, {"prompt": ["a"] * 17, "n": 2}).message
     assert refused(read_completion, {"prompt": "a", "best_of": 2}).code == "unsupported_parameter"
+    assert refused(read_completion, {"prompt": "a", "best_of": 3, "n": 2}).param == "best_of"
+    assert read_completion({"prompt": "a", "best_of": 2, "n": 2}).choices == 2
     for field, value in (("echo", True), ("suffix", "end")):
         error = refused(read_completion, {"prompt": [1, 2], field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")
@@ -386,6 +433,17 @@ def test_log_probabilities_and_bias_are_read() -> None:
     wrong_pairs = ([1], [[1]], [[1, 2, 3]], [[-1, 2]], [[1.5, 2]], [[1, True]], [[1, 101]], [[True, 1]], [[1, "x"]])
     for wrong in ({"word": 1}, {"-1": 1}, {"1": "x"}, {"1": True}, {"1" * 50: 1}, *wrong_pairs):
         assert refused(read_chat, {"messages": HI, "logit_bias": wrong}).param == "logit_bias"
+    pairs_of = (
+        "logit_bias has pairs of a whole number from 0 to 999999999 and a number from -100 to 100 or false, not"
+    )
+    for odd, words in (
+        ({"5": -101}, f"{pairs_of} [5, -101]"),
+        ({"1": "-100"}, f'{pairs_of} [1, "-100"]'),
+        ([5, -1], f"{pairs_of} 5"),
+        ([[None, 1]], f"{pairs_of} [null, 1]"),
+        ({"Hello": 1}, "a bias of a text is not supported"),
+    ):
+        assert refused(read_chat, {"messages": HI, "logit_bias": odd}).message.startswith(words)
     assert refused(read_completion, {"prompt": "x", "echo": True, "logprobs": 1}).param == "echo"
 
 
@@ -411,7 +469,8 @@ def test_shapes_that_clients_send_become_one_conversation() -> None:
         {**assistant("yes"), "reasoning_content": "hm"},
         user("four"),
     )
-    assert read_messages([*HI, assistant(None), user("again")])[1] == assistant("")
+    for role in ("assistant", "Assistant", "model"):
+        assert read_messages([*HI, {"role": role, "content": None}, user("again")])[1] == assistant("")
 
 
 def test_a_late_system_message_is_the_users_at_its_place() -> None:
@@ -450,6 +509,12 @@ def test_a_conversation_may_begin_with_the_assistant_and_end_with_an_empty_messa
         {"type": "thinking", "thinking": [{"type": "text", "text": "h"}, {"type": "text", "text": "m"}]},
         {"type": "thinking", "thinking": "hm"},
         {"type": "reasoning", "text": "hm"},
+        {"type": "reasoning", "reasoning": "hm"},
+        {"type": "reasoning_text", "text": "hm"},
+        {
+            "type": "thinking",
+            "thinking": [{"type": "text", "text": "hm"}, {"type": "reference", "reference_ids": [1]}],
+        },
     ],
 )
 def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, Any]) -> None:
@@ -458,6 +523,17 @@ def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, A
     assert read_messages([*HI, answer, after]) == read_messages([*HI, thought, after])
     assert read_messages([*HI, {**answer, "reasoning": "ah"}, after])[1]["reasoning_content"] == "ah"
     assert read_messages([*HI, assistant([part]), after])[1] == {**thought, "content": ""}
+
+
+@pytest.mark.parametrize("other", [3, {"a": 1}, [{"a": 1}], [], ""])
+@pytest.mark.parametrize("name", THINKING)
+def test_thinking_without_text_is_left_out(name: str, other: Any) -> None:
+    hidden = {"type": "redacted_thinking", "data": "gA"}
+    answer = assistant([hidden, {"type": "thinking", "thinking": other}, {"type": "text", "text": "x"}])
+    for each in (answer, {**assistant("x"), name: other}):
+        assert read_messages([*HI, each, user("y")])[1] == assistant("x")
+    named = {**assistant("x"), name: [{"type": "text", "text": "hm"}]}
+    assert read_messages([*HI, named, user("y")])[1]["reasoning_content"] == "hm"
 
 
 @pytest.mark.parametrize(
@@ -477,7 +553,6 @@ def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, A
         [user(["a text without a type"])],
         [user([{"type": "refusal", "text": "x"}])],
         [user([{"type": "thinking", "thinking": "x"}])],
-        [*HI, assistant([{"type": "thinking", "thinking": 3}]), user("y")],
         [*HI, assistant([{"type": ["thinking"]}]), user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"function": {"name": "f\0"}}]}, user("y")],

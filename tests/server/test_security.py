@@ -45,7 +45,19 @@ def test_another_host_needs_a_key(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:8080", "localhost:8080", "[::1]:8080", "http://127.0.0.1", "http://[::1]:8080/v1", ""]
+    "host",
+    [
+        "127.0.0.1:8080",
+        "localhost:8080",
+        "localhost:http",
+        "[::1]:8080",
+        "http://127.0.0.1",
+        "http://[::1]:8080/v1",
+        "//127.0.0.1",
+        "127.0.0.1/",
+        "127.0.0.1:8080/v1",
+        "",
+    ],
 )
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_an_address_with_a_port_or_a_scheme_is_refused_with_the_option_for_the_port(
@@ -53,7 +65,7 @@ def test_an_address_with_a_port_or_a_scheme_is_refused_with_the_option_for_the_p
 ) -> None:
     with pytest.raises(InvalidRequestError, match="not a host alone") as found:
         Access(keys=keys).check_host(host)
-    assert "--host 127.0.0.1 --port 8080" in str(found.value.hint)
+    assert "a name or an address alone; a port is apart: --host 127.0.0.1 --port 8080" in str(found.value.hint)
 
 
 def has_ipv6() -> bool:

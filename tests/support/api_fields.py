@@ -138,9 +138,12 @@ API_FIELDS: Mapping[str, Mapping[str, list[str]]] = {
     "ollama-chat": {"Ollama": f"{_OLLAMA} messages tools".split()},
     "ollama-generate": {"Ollama": _OLLAMA_GENERATE.split()},
 }
-# Clients send these to any server: samplers of koboldcpp, text-generation-webui and transformers, and settings of
-# Qwen's and GLM's own servers.
+# Clients send these to any server: fields of SGLang, koboldcpp, text-generation-webui and transformers, and settings
+# of Qwen's and GLM's own servers.
 OTHER_FIELDS = [
     *("top_a", "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size"),
     *("thinking.budget_tokens", "thinking_budget"),
+    *("max_new_tokens", "max_length", "max_output_tokens", "min_new_tokens", "min_length", "regex", "ebnf"),
+    *("stopping_strings", "stop_regex", "ban_eos_token", "custom_token_bans", "negative_prompt", "guidance_scale"),
+    *("mirostat_mode", "typical", "typ_p", "nsigma", "dynamic_temperature"),
 ]

@@ -16,6 +16,7 @@ from edgespec.errors import InvalidRequestError, ModelFileError, RuntimeUnavaila
 from edgespec.files.gguf.header import read_header
 from edgespec.files.home import home
 from edgespec.text.chat_template.origin import joined, written
+from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.prompt_format import encode
 from edgespec.text.tokenizers.choice import open_tokenizer
 from edgespec.text.tokenizers.gguf import GgufTokenizer, written as written_as
@@ -24,6 +25,7 @@ from edgespec.text.tokenizers.tokenizer import FillInTokens
 from edgespec.text.tokenizers.vocabulary import _FILL_IN_TEXTS, ENDS, unsupported  # the names have no other use
 from edgespec.text.tokenizers.word_splits import WORD_SPLITS
 from tests.support.llama_sources import IndexUnreachableError
+from tests.support.rewritten_gguf import rewrite_gguf
 from tests.support.token_texts import CLASS_PROBE, is_cut_otherwise, is_of_unicode_16, special_texts, token_texts
 from tests.support.vocabularies import (
     BYTE,
@@ -60,7 +62,7 @@ class Both:
         assert ours.suppressed == reference.suppressed
         assert ours.marks == reference.marks
         assert ours.fill_in == reference.fill_in
-        assert (ours.bos_token, ours.eos_token) == (reference.bos_token, reference.eos_token)
+        assert ours.template_tokens == reference.template_tokens
         assert ours.adds_bos == reference.adds_bos
         for token in range(ours.vocabulary_size):
             assert ours.token_bytes(token) == reference.token_bytes(token), token
@@ -282,6 +284,18 @@ def test_text_that_the_file_names_as_an_end_ends_answers(tmp_path: Path, name: s
             assert tokenizer.token_bytes(token) == b""
 
 
+@pytest.mark.parametrize("kind", [CONTROL, NORMAL, USER_DEFINED])
+def test_ends_that_the_file_lists_end_answers(tmp_path: Path, kind: int) -> None:
+    tokens = [*PLAIN, ("xyz", kind), ("uvw", kind), *LETTERS, *MERGED]
+    path = write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1})
+    for number, (listed, ends) in enumerate([([2, 10**6, 3], {1, 2, 3}), ([1] * 64 + [2], {1})]):
+        keys = {"tokenizer.ggml.eos_token_ids": listed}
+        both = Both.of(rewrite_gguf(path, tmp_path / f"{number}.gguf", keys=keys))
+        for tokenizer in (both.ours, both.reference):
+            assert tokenizer.stop_ids == ends
+            assert {tokenizer.token_bytes(token) for token in ends} == {b""}
+
+
 def test_a_well_known_end_that_the_template_writes_ends_answers(tmp_path: Path) -> None:
     tokens = [*PLAIN, ("<|end|>", USER_DEFINED), ("</s>", USER_DEFINED), *LETTERS, *MERGED]
     both = Both.of(write_vocabulary(tmp_path / "v.gguf", tokens, merges=MERGES, ids={"eos": 1}, template="x<|end|>"))
@@ -337,6 +351,24 @@ def test_tokens_around_a_hole_are_those_that_the_file_names(tmp_path: Path, name
     both = Both.of(write_vocabulary(tmp_path / "w.gguf", tokens, merges=MERGES, ids=without_one))
     assert both.ours.fill_in is None
     assert both.reference.fill_in is None
+
+
+def test_a_template_gets_the_tokens_for_unknown_text_and_padding_that_the_file_states(tmp_path: Path) -> None:
+    tokens = [*PLAIN, ("<?>", CONTROL), ("<pad>", CONTROL), *LETTERS, *MERGED]
+    source = "{% if unk_token is defined %}{{ unk_token }}{% endif %}{{ messages[0].content }}{{ pad_token }}"
+    asked = [{"role": "user", "content": "a<?>"}]
+    cases: list[tuple[dict[str, int], list[int | str]]] = [
+        ({"unknown": 2, "padding": 3}, [2, "a<?>", 3]),
+        ({"unknown": 10**6}, ["a<?>"]),
+    ]
+    for number, (ids, prompt) in enumerate(cases):
+        path = write_vocabulary(tmp_path / f"{number}.gguf", tokens, merges=MERGES, ids={"eos": 1, **ids})
+        both = Both.of(path)
+        both.check_facts()
+        for tokenizer in (both.ours, both.reference):
+            prompts = PromptFormat("tiny", tokenizer, source, None)
+            expected = [[each] if isinstance(each, int) else tokenizer.encode(each) for each in prompt]
+            assert prompts.encode(prompts.read(asked)) == [token for each in expected for token in each]
 
 
 def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:

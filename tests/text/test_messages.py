@@ -60,6 +60,8 @@ def test_a_conversation_in_its_usual_form_is_read_unchanged() -> None:
         ([result("a"), user()], [user(""), result("a"), user()]),
         ([SYSTEM], [user("be kind")]),
         ([{"role": "developer", "content": "be kind"}, user()], [SYSTEM, user()]),
+        ([{"role": "User", "content": "a"}, {"role": "model", "content": "b"}], [user("a"), said("b")]),
+        ([user(), said("", "a"), {**result("a"), "role": "ipython"}], [user(), said("", "a"), result("a", "fa")]),
         ([user("a"), SYSTEM, said("b")], [user("a\n\nbe kind"), said("b")]),
         ([{"role": "system", "content": ""}, user()], [{"role": "system", "content": ""}, user()]),
     ],

@@ -122,5 +122,5 @@ def test_plain_text_counts_as_said_and_written_text_as_own() -> None:
 )
 def test_a_templates_own_characters_are_known_through_every_way_of_writing(template: str, own: str) -> None:
     messages = [{"role": "user", "content": "x"}, {"role": "<|im_start|>"}]
-    made = ChatTemplate(template, bos_token="B", eos_token="E").render(messages, extra={"m": "abc"})
+    made = ChatTemplate(template, tokens={"bos_token": "B", "eos_token": "E"}).render(messages, extra={"m": "abc"})
     assert "".join(c for c, origin in zip(made, origins_of(made), strict=True) if origin == OWN) == own

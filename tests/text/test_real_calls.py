@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -176,7 +176,9 @@ def read(form: CallFormat, text: str, size: int) -> list[Any]:
 
 
 def compiled(source: str) -> ChatTemplate:
-    return ChatTemplate(source, limits=TemplateLimits(deadline_s=60), bos_token="<s>", eos_token="</s>")
+    return ChatTemplate(
+        source, limits=TemplateLimits(deadline_s=60), tokens={"bos_token": "<s>", "eos_token": "</s>"}
+    )
 
 
 def test_every_real_template_has_the_format_of_its_model(templates: Mapping[str, str]) -> None:
@@ -207,7 +209,7 @@ def test_calls_are_read_as_the_real_templates_write_them(templates: Mapping[str,
 class Silent:
     """A tokenizer of which only two texts are asked."""
 
-    bos_token, eos_token = "<s>", "</s>"
+    template_tokens: ClassVar = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @pytest.mark.parametrize("name", sorted(NO_PLACE))

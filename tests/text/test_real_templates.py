@@ -211,7 +211,7 @@ def pair(source: str) -> Pair:
     ours: ChatTemplate | TemplateError
     plain: jinja2.Template | jinja2.TemplateError
     try:
-        ours = ChatTemplate(source, limits=LIMITS, **TOKENS)
+        ours = ChatTemplate(source, limits=LIMITS, tokens=TOKENS)
     except TemplateError as error:
         ours = error
     try:
@@ -493,7 +493,7 @@ OF_TOOLS = {*say(0)} - {"user", "system", "answer", "silence", "thoughts"}
 @pytest.fixture(scope="module")
 def templates(pairs: dict[str, Pair]) -> dict[str, ModelTemplate]:
     found = real_templates(home().root / "test-data")
-    return {name: ModelTemplate(source, lambda: ("<s>", "</s>")) for name, source in found.items()}
+    return {name: ModelTemplate(source, lambda: TOKENS) for name, source in found.items()}
 
 
 def prompt_of(template: ModelTemplate, sent: list[Message], *, called: bool) -> str:

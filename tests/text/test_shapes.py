@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from edgespec.errors import TemplateError
 from edgespec.text.conversation.messages import read_conversation
 from edgespec.text.conversation.model_template import ModelTemplate, ModelTemplates
 
@@ -60,7 +61,7 @@ SYSTEM = {"role": "system", "content": "be kind"}
 
 def shown(source: str, *messages: Message) -> list[str]:
     """The lines of the prompt."""
-    template = ModelTemplate(source, lambda: ("", ""))
+    template = ModelTemplate(source, dict)
     text = template.render({"messages": template.shaped(read_conversation(messages), tools=False)})
     return text.strip().split("\n")
 
@@ -127,11 +128,49 @@ def test_a_conversation_has_the_form_that_the_template_shows(
 
 def test_a_template_that_takes_no_plain_message_is_not_tried_further() -> None:
     needs = guard("not variable") + "{{ variable }}"
-    template = ModelTemplate(needs, lambda: ("", ""))
+    template = ModelTemplate(needs, dict)
     sent = read_conversation([SYSTEM, user(), said("so", "a"), result()])
     shaped = template.shaped(sent, tools=False)
     assert [each["role"] for each in shaped] == ["system", "user", "assistant", "tool"]
     assert "be kind" in template.render({"messages": shaped, "variable": "x"})
+
+
+# SmolVLM's and LLaVA's templates without pictures, and one that takes the system's text alone as a text.
+IN_PARTS = {
+    "SmolVLM": "{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}"
+    "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}",
+    "LLaVA": "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ content['text'] + ' ' }}{% endfor %}{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    "mixed": "{% for m in messages %}[{{ m.role }}] "
+    "{{ m.content if m.role == 'system' else m.content[0]['text'] }}\n{% endfor %}",
+    "results": BODY.replace("m.content or ''", "m.content[0].text if m.role == 'tool' else m.content"),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_contents_are_typed_parts_where_the_template_shows_no_texts(name: str) -> None:
+    template = ModelTemplate(IN_PARTS[name], dict)
+    sent = [SYSTEM, user("word 1"), said("word 2"), user("word 3")]
+    if name == "results":
+        sent += [said("", "a"), result("a", "word 4")]
+    shaped = template.shaped(read_conversation([*sent, said("word 5 and")]), tools=False)
+    prompt = template.render({"messages": shaped})
+    texts = [each["content"] for each in sent if each["content"]]
+    assert [prompt.count(text) for text in texts] == [1] * len(texts)
+    assert "'text'" not in prompt
+    begun = template.continued({"messages": shaped})
+    assert begun is not None
+    assert begun.endswith("word 5 and")
+
+
+def test_a_template_that_writes_the_same_for_any_message_is_refused() -> None:
+    template = ModelTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content.words }}{% endfor %}", dict)
+    with pytest.raises(TemplateError, match="does not show the messages"):
+        template.shaped([user()], tools=False)
 
 
 def test_ids_are_nine_letters_and_digits_where_the_template_insists_on_them() -> None:
@@ -295,5 +334,5 @@ SOURCES = "{{ documents }}" + PLAIN
 def test_a_named_template_is_chosen_where_the_default_one_shows_less(
     default: str | None, named: dict[str, str], needs: dict[str, bool], chosen: str | None
 ) -> None:
-    found = ModelTemplates(default, named, lambda: ("", "")).chosen(**needs)
+    found = ModelTemplates(default, named, dict).chosen(**needs)
     assert (None if found is None else found.source) == chosen

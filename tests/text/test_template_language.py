@@ -20,7 +20,7 @@ ASSISTANT = {"role": "assistant", "content": " Hello. "}
 
 
 def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"})
 
 
 def show(expression: str, **extra: Any) -> str:

@@ -176,7 +176,7 @@ THINKING = """{%- macro turn(role, text) %}<|{{ role }}|>{{ text }}<|end|>{% end
 
 
 def template(source: str, **options: Any) -> ChatTemplate:
-    return ChatTemplate(source, bos_token="<s>", eos_token="</s>", **options)
+    return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, **options)
 
 
 def test_a_chatml_template_renders_roles_and_the_generation_prompt() -> None:
@@ -334,7 +334,7 @@ def test_jinja2_is_imported_only_when_the_first_template_is_compiled() -> None:
         "import sys, edgespec.text.chat_template.template as t\n"
         "import edgespec.engine.answer, edgespec.text.tokenizers.tokenizer\n"
         "assert 'jinja2' not in sys.modules\n"
-        "t.ChatTemplate('x', bos_token='', eos_token='')\n"
+        "t.ChatTemplate('x', tokens={'bos_token': '', 'eos_token': ''})\n"
         "assert 'jinja2' in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -26,7 +26,7 @@ MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content
 
 def run(source: str, limits: TemplateLimits | None = None) -> str | TemplateError:
     try:
-        return ChatTemplate(source, bos_token="<s>", eos_token="</s>", limits=limits).render(MESSAGES)
+        return ChatTemplate(source, tokens={"bos_token": "<s>", "eos_token": "</s>"}, limits=limits).render(MESSAGES)
     except TemplateError as error:
         return error
 
@@ -77,7 +77,7 @@ import pathlib, sys
 from edgespec.errors import TemplateError
 from edgespec.text.chat_template.template import ChatTemplate
 source = sys.stdin.read()
-ChatTemplate("{{ messages | tojson }}", bos_token="", eos_token="").render([])
+ChatTemplate("{{ messages | tojson }}", tokens={"bos_token": "", "eos_token": ""}).render([])
 def peak():
     # Not ru_maxrss on Linux: a child inherits its parent's.
     status = pathlib.Path("/proc/self/status")
@@ -90,7 +90,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 before = peak()
 try:
-    ChatTemplate(source, bos_token="", eos_token="").render([{"role": "user", "content": "x"}])
+    ChatTemplate(source, tokens={"bos_token": "", "eos_token": ""}).render([{"role": "user", "content": "x"}])
 except TemplateError:
     pass
 print(peak() - before)
@@ -129,8 +129,7 @@ def test_renderings_of_one_template_share_no_state() -> None:
     """Two threads with one template share no budget, namespace or global."""
     template = ChatTemplate(
         "{% set n = namespace(x=0) %}{% for m in messages %}{% set n.x = n.x + 1 %}{% endfor %}{{ n.x }}",
-        bos_token="",
-        eos_token="",
+        tokens={"bos_token": "", "eos_token": ""},
     )
     results: list[str] = []
     messages = MESSAGES * 200
@@ -151,6 +150,8 @@ def test_templates_cannot_change_messages_or_see_their_attributes() -> None:
         password = "hunter2"
 
     message = {"role": Secret("user"), "content": "x"}
-    result = ChatTemplate("{{ messages[0].role.password }}", bos_token="", eos_token="").render([message])
+    result = ChatTemplate("{{ messages[0].role.password }}", tokens={"bos_token": "", "eos_token": ""}).render(
+        [message]
+    )
     assert result == ""
     assert message == {"role": "user", "content": "x"}

@@ -58,7 +58,7 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
     assert not has_switch(templates["Qwen-Qwen2.5-7B-Instruct"])
     assert not has_switch(None)
     for name in ("ibm-granite-granite-3.3-2B-Instruct", "deepseek-ai-DeepSeek-V3.1"):
-        shown = ChatTemplate(templates[name], bos_token="", eos_token="")
+        shown = ChatTemplate(templates[name], tokens={"bos_token": "", "eos_token": ""})
         user = [{"role": "user", "content": "hi"}]
         without, on, off = (
             shown.render(user, extra=each) for each in ({}, *map(switched, ({SWITCH: True}, {SWITCH: False})))
@@ -66,15 +66,17 @@ def test_thinking_marks_and_switch_are_found_in_real_templates() -> None:
         assert without == off != on, name
         assert has_switch(templates[name]), name
     assert not has_switch(templates["openai-gpt-oss-120b"]), "a message's thinking is none"
-    template = ChatTemplate(qwen3, bos_token="", eos_token="<|im_end|>")
+    template = ChatTemplate(qwen3, tokens={"bos_token": "", "eos_token": "<|im_end|>"})
     asked = [{"role": "user", "content": "hi"}]
     thinking, not_thinking = (template.render(asked, extra={SWITCH: think}) for think in (True, False))
     assert template.render(asked) == thinking
     assert not_thinking == thinking + "<think>\n\n</think>\n\n"
     assert not QWEN.open_in(thinking)
     assert not QWEN.open_in(not_thinking)
-    qwq = ChatTemplate(templates["Qwen-QwQ-32B"], bos_token="", eos_token="<|im_end|>")
+    qwq = ChatTemplate(templates["Qwen-QwQ-32B"], tokens={"bos_token": "", "eos_token": "<|im_end|>"})
     assert QWEN.open_in(qwq.render(asked, extra={SWITCH: True}))
     assert not QWEN.open_in(qwq.render(asked)), "by default the template leaves thinking out"
-    r1 = ChatTemplate(templates["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"], bos_token="", eos_token="")
+    r1 = ChatTemplate(
+        templates["deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"], tokens={"bos_token": "", "eos_token": ""}
+    )
     assert QWEN.open_in(r1.render(asked, extra={SWITCH: True})), "the template opens the thinking"

@@ -224,7 +224,7 @@ def _requests(source: LocatedModel, tokenizer: Tokenizer, prompts: Sequence[str]
     bos = tokenizer.bos_token
     if template is not None:
         with contextlib.suppress(TemplateError):
-            compiled = ChatTemplate(template, bos_token=bos, eos_token=tokenizer.eos_token)
+            compiled = ChatTemplate(template, tokens=tokenizer.template_tokens)
             texts = [compiled.render([{"role": "user", "content": text}]) for text in texts]
     return [tokenizer.encode(text, special=True, add_bos=not (bos and text.startswith(bos))) for text in texts]
 

@@ -5,6 +5,8 @@ Most of them mean the same in the Responses API, whose own are in responses.py.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -84,17 +86,15 @@ _TOKENS: Schema = {
 }
 _BIAS: Schema = {"type": "number", "minimum": BIASES.least, "maximum": BIASES.most}
 _BIAS_OR_BAN: Schema = {"anyOf": [_BIAS, {"const": False}]}
-_BIASES: Schema = {
-    "type": ["object", "null"],
-    "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN},
-    "additionalProperties": False,
-    "maxProperties": MOST_BIASED,
-}
+_OBJECT: Schema = {"type": ["object", "null"], "maxProperties": MOST_BIASED}
 # llama.cpp's other form: tokens with their biases.
-_PAIRS: Schema = {
-    "type": "array",
-    "items": {"type": "array", "items": {"type": ["number", "string", "boolean"]}, "minItems": 2, "maxItems": 2},
-    "maxItems": MOST_BIASED,
+_PAIRS: Schema = {"type": "array", "maxItems": MOST_BIASED}
+_PAIR: Schema = {"type": "array", "items": {"type": ["number", "boolean"]}, "minItems": 2, "maxItems": 2}
+_BIASES: Schema = {
+    "anyOf": [
+        {**_OBJECT, "patternProperties": {"^[0-9]{1,9}$": _BIAS_OR_BAN}, "additionalProperties": False},
+        {**_PAIRS, "items": _PAIR},
+    ]
 }
 _ID = whole(0, 10**9 - 1)
 _VARIABLES: Schema = {"type": ["object", "null"]}
@@ -114,9 +114,12 @@ _SAMPLERS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
     ("d", "dry", {}),
     ("s", "top_n_sigma", {}),
     ("y", "typ_p", {}),
+    ("f", "tfs_z", {}),
     ("x", "xtc", {}),
     ("a", "adaptive_p", {}),
 )
+# Further names that llama.cpp and its clients have for them.
+_SAME_SAMPLER = {"temp": "temperature", "typical_p": "typ_p", "typical": "typ_p"}
 
 
 def _top(given: float) -> int | None:
@@ -134,14 +137,20 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
 
 def _biases(given: Mapping[str, float] | list[list[Any]]) -> dict[int, float] | None:
     """False bans a token, as in llama.cpp. Raises ApiError."""
-    pairs = given if isinstance(given, list) else [[int(token), bias] for token, bias in given.items()]
-    for token, bias in pairs:
-        if isinstance(token, str):
+    pairs: list[Any] = given if isinstance(given, list) else [[_id_in(token), bias] for token, bias in given.items()]
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if is_pair and isinstance(pair[0], str):
             raise unsupported("logit_bias", "a bias of a text")
-        if not fits(_ID, token) or not fits(_BIAS_OR_BAN, bias):
-            message = f"logit_bias has pairs of {wanted(_ID)} and {wanted(_BIAS_OR_BAN)}, not {[token, bias]!r:.40}"
-            raise ApiError(message, param="logit_bias")
+        if not is_pair or pair[0] is None or not fits(_ID, pair[0]) or not fits(_BIAS_OR_BAN, pair[1]):
+            allowed = f"{wanted(_ID)} and {wanted(_BIAS_OR_BAN)}"
+            raise ApiError(f"logit_bias has pairs of {allowed}, not {json.dumps(pair)[:40]}", param="logit_bias")
     return {int(token): BIASES.least if bias is False else bias for token, bias in pairs} or None
+
+
+def _id_in(name: str) -> int | str:
+    """The token of an object's member; its name if that is none."""
+    return int(name) if re.fullmatch("[0-9]{1,9}", name) else name
 
 
 def _unnamed(given: Any) -> dict[str, float] | None:
@@ -149,9 +158,10 @@ def _unnamed(given: Any) -> dict[str, float] | None:
     if not isinstance(given, str | list):
         return None
     known = {letter if isinstance(given, str) else name: fields for letter, name, fields in _SAMPLERS}
-    if unknown := set(given) - known.keys():
+    named = {_SAME_SAMPLER.get(each, each) for each in given}
+    if unknown := named - known.keys():
         raise unsupported("samplers", f"the sampler {min(unknown)[:32]!r}")
-    return {field: off for each, fields in known.items() if each not in given for field, off in fields.items()}
+    return {field: off for each, fields in known.items() if each not in named for field, off in fields.items()}
 
 
 def _think(given: bool | str) -> dict[str, Any] | None:
@@ -235,8 +245,14 @@ _OBEYED = (
     _length("options.num_predict", ALL),
     _length("max_completion_tokens", CHATS),
     _length("max_tokens", CHATS),
+    _length("max_output_tokens", CHAT),
+    _length("max_new_tokens", CHATS),
+    _length("max_length", CHATS),
     _length_or_none("max_tokens", TEXTS),
     _length_or_none("max_completion_tokens", TEXTS),
+    _length_or_none("max_output_tokens", TEXTS),
+    _length_or_none("max_new_tokens", TEXTS),
+    _length_or_none("max_length", TEXTS),
     _length_or_none("n_predict", ALL),
     _variable(
         "chat_template_kwargs",
@@ -283,8 +299,8 @@ _OBEYED = (
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
     _form("format", SCHEMA, ollama_format),
     _form("structured_outputs", MEMBERS, structured_outputs),
-    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar")),
-    _form("guided_regex", FORM_TEXT, asked("regex", "guided_regex")),
+    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar", "ebnf")),
+    *(_form(name, FORM_TEXT, asked("regex", name)) for name in ("guided_regex", "regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", TEXT, "the served model, by one of its names", ALL),
     replace(drawing("temperature", apis=ALL), name="options.temperature"),
@@ -317,11 +333,12 @@ _OBEYED = (
     ),
     Field(
         "logit_bias",
-        {"anyOf": [_BIASES, _PAIRS]},
+        {"anyOf": [_OBJECT, _PAIRS]},  # members are read by _biases, which names them
         "numbers that are added to the scores of tokens, by id or in pairs with it; -100, or false, bans one",
         ALL,
         _biases,
         sets="sampling.logit_bias",
+        shown=_BIASES,
     ),
     Field("bad_words", _WORDS, "banned words of one token each", ALL, read_stops, texts=True),
     *named(
@@ -334,10 +351,25 @@ _OBEYED = (
             read_seed,
         ),
     ),
-    *named("options.stop", Field("stop", STOPS, "texts before which the answer ends", ALL, read_stops, texts=True)),
+    *named(
+        "options.stop stop",
+        Field("stopping_strings", STOPS, "texts before which the answer ends", ALL, read_stops, "stop", texts=True),
+    ),
     Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", ALL, _tokens),
-    Field("min_tokens", whole(0, MOST_WHOLE), "tokens of the answer before which nothing ends it", ALL, int),
-    Field("ignore_eos", FLAG, "whether the model cannot end the answer", ALL),
+    *named(
+        "min_tokens min_new_tokens",
+        Field(
+            "min_length",
+            whole(0, MOST_WHOLE),
+            "tokens of the answer before which nothing ends it",
+            ALL,
+            int,
+            sets="min_tokens",
+        ),
+    ),
+    *named(
+        "ignore_eos", Field("ban_eos_token", FLAG, "whether the model cannot end the answer", ALL, sets="ignore_eos")
+    ),
     *named(
         "n_cmpl",
         Field("n", whole(1, MOST_CHOICES), "how many answers", CHAT + COMPLETION, int, sets="choices"),
@@ -369,21 +401,28 @@ _REFUSED = (
     *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
     *_refused("audio images image_data width height steps", "other prompts or answers than text"),
     *_refused("web_search_options moderation", "a service of OpenAI"),
-    *_refused("best_of", "the best of several answers", {"enum": [1, True]}),
+    *_refused("best_of", "the best of more answers than `n`", {"enum": [1, True]}),
     *_refused("use_beam_search early_stopping", "the best of several answers", NO),
     *_refused("length_penalty", "the best of several answers", ONE),
     *_refused("suffix", "text after the answer", {"enum": [""]}, apis=CHATS),
     *_refused("n_indent", "an answer of indented lines", ZERO, apis=_NOT_INFILL),
-    *_refused("typical_p options.typical_p tfs_z options.tfs_z", "another way to draw tokens", ONE),
     *_refused(
-        "mirostat options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff eta_cutoff "
-        "smoothing_factor no_repeat_ngram_size",
+        "typical_p options.typical_p typical typ_p tfs_z options.tfs_z guidance_scale",
+        "another way to draw tokens",
+        ONE,
+    ),
+    *_refused("dynamic_temperature", "another way to draw tokens", NO),
+    *_refused(
+        "mirostat mirostat_mode options.mirostat dry_multiplier xtc_probability dynatemp_range top_a epsilon_cutoff "
+        "eta_cutoff smoothing_factor no_repeat_ngram_size",
         "another way to draw tokens",
         ZERO,
     ),
-    *_refused("top_n_sigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
+    *_refused("top_n_sigma nsigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
-    *_refused("logits_processors vllm_xargs watermarking", "another way to draw tokens"),
+    *_refused(
+        "logits_processors vllm_xargs watermarking negative_prompt custom_token_bans", "another way to draw tokens"
+    ),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
     *_refused(
@@ -394,6 +433,7 @@ _REFUSED = (
     *_refused("reasoning_control", "a length of thinking", NO),
     *_refused("t_max_predict_ms", "an answer that ends by the clock", {"enum": [-1, 0]}, apis=_NOT_INFILL),
     *_refused("repetition_detection", "an answer that ends when it repeats itself"),
+    *_refused("stop_regex", "an answer that ends where a pattern fits"),
     *_refused("lora", "an adapter"),
     *_refused(
         "system system_prompt template context chat_template prompt_embeds generation_prompt chat_format chat_parser",

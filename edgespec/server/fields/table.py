@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.decoding.sampling import USUAL_LAST_N
 from edgespec.server.errors import ApiError
 from edgespec.server.fields import infill, messages, ollama, openai, responses
 from edgespec.server.fields.field import Field
@@ -25,6 +26,9 @@ TABLES: Mapping[str, tuple[Field, ...]] = {
     "Anthropic's messages": messages.FIELDS,
     "Ollama's chat and generate": ollama.FIELDS,
 }
+# The penalty of llama.cpp and Ollama, and not vLLM's, which looks at the whole text.
+_WINDOWED = "repeat_penalty"
+
 FIELDS = tuple(field for fields in TABLES.values() for field in fields)
 
 
@@ -36,11 +40,15 @@ def fields_for(api: str) -> list[Field]:
 def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
     found, sampling = dict[str, Any](), dict[str, Any]()
+    if body.get("best_of") == body.get("n"):  # the best of as many answers as are returned: all of them
+        body = {**body, "best_of": None}
     for field in fields_for(api):
         if (value := field.read(body)) is not None:
             group, _, name = (field.sets or field.name).rpartition(".")
             into = sampling if group == "sampling" else found
             before = into.setdefault(name, value)
+            if field.name.endswith(_WINDOWED):
+                found["usual_last_n"] = USUAL_LAST_N
             if name == "template_variables":
                 into[name] = {**value, **before}
             elif name == "form":

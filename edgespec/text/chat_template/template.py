@@ -29,7 +29,7 @@ _PYTHON_CHARACTERS = 256 * 1024
 # Some templates put a role into a control token's name. These roles count as the template's own words.
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # The variables that rendering itself sets.
-RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
+RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"})
 # What templates get where a request has none, as in transformers.
 ABSENT: Mapping[str, Any] = MappingProxyType({"tools": None, "documents": None})
 
@@ -37,13 +37,13 @@ ABSENT: Mapping[str, Any] = MappingProxyType({"tools": None, "documents": None})
 class ChatTemplate:
     """One compiled chat template. Rendering shares nothing between calls, so any thread may render at any time."""
 
-    def __init__(self, source: str, *, bos_token: str, eos_token: str, limits: TemplateLimits | None = None) -> None:
-        """Compile ``source``; ``bos_token`` and ``eos_token`` are the texts of the model's tokens, for the template.
+    def __init__(self, source: str, *, tokens: Mapping[str, str], limits: TemplateLimits | None = None) -> None:
+        """Compile ``source``; ``tokens`` are the texts of the model's tokens by their names in templates.
 
         Raises TemplateError if the source is too large, malformed, or uses forbidden syntax.
         """
         self.limits = TemplateLimits() if limits is None else limits
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._tokens = dict(tokens)
         # Cut first, so that a gigabyte of source is refused without encoding it: a character has at least a byte.
         encoded = source[: self.limits.source_bytes + 1].encode("utf-8", "surrogatepass")
         if len(encoded) > self.limits.source_bytes:

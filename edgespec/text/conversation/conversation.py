@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
-from edgespec.text.chat_template.origin import SAID, origins_of, written
+from edgespec.text.chat_template.origin import SAID, joined, origins_of, written
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
@@ -67,10 +67,7 @@ class PromptFormat:
         self._name = name
         self._system = system
         self._other_template = other_template
-        self._templates = ModelTemplates(template, named_templates or {}, self._tokens)
-
-    def _tokens(self) -> tuple[str, str]:
-        return self.tokenizer.bos_token, self.tokenizer.eos_token
+        self._templates = ModelTemplates(template, named_templates or {}, lambda: tokenizer.template_tokens)
 
     @cached_property
     def thinking_tokens(self) -> dict[int, bytes]:
@@ -126,6 +123,10 @@ class PromptFormat:
         With ``continues`` it ends with the content of the last message, the assistant's, and no mark behind it.
         Raises TemplateError, InvalidRequestError, and what ``budget`` raises.
         """
+        if continues and self.thinking is not None and self.thinking.begins(messages[-1]["content"]):
+            # In front of such a content some templates write an empty thinking.
+            before = self.thinking.left_out_of(self.read(messages[:-1], tools, variables, budget))
+            return joined([before, messages[-1]["content"]])
         variables = variables or {}
         called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         documents = bool(variables.get(DOCUMENTS))

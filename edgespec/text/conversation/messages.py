@@ -16,7 +16,16 @@ from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.tools import Message, read_calls, read_id
 from edgespec.text.plain import mended
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+# The roles, also by the names of Gemma's and Llama 3's templates.
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "ipython": "tool",
+}
 _JOINED_BY = "\n\n"
 # The names under which servers give thinking and clients send it back. The first is the one that is kept.
 THINKING = ("reasoning_content", "reasoning", "thinking")
@@ -160,7 +169,7 @@ def _message(number: int, given: object) -> Message:
     if not isinstance(given, Mapping):
         raise InvalidRequestError(f"{where} is not a mapping with a role and a content, but {described(given)}")
     stated, content = given.get("role"), given.get("content")
-    role = ROLES.get(stated) if isinstance(stated, str) else None
+    role = role_of(stated)
     if role is None:
         raise InvalidRequestError(
             f"{where} has the unknown role {stated!r:.40}", hint="roles are system, user, assistant and tool"
@@ -177,6 +186,11 @@ def _message(number: int, given: object) -> Message:
     if role == "tool":
         own |= {"tool_call_id": read_id(given.get("tool_call_id"), where), "name": given.get("name")}
     return own
+
+
+def role_of(stated: object) -> str | None:
+    """The role of that name, in small or capital letters; None if there is none."""
+    return ROLES.get(stated.lower()) if isinstance(stated, str) else None
 
 
 def _thinking(given: Mapping[str, Any], where: str) -> Message:

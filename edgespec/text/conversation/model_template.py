@@ -44,8 +44,8 @@ def _texts(value: Any) -> Iterator[str]:
 class ModelTemplate:
     """One chat template of a model."""
 
-    def __init__(self, source: str, tokens: Callable[[], tuple[str, str]]) -> None:
-        """``tokens`` gives the texts of the begin- and end-of-sequence tokens."""
+    def __init__(self, source: str, tokens: Callable[[], Mapping[str, str]]) -> None:
+        """``tokens`` gives the texts of tokens by their names in templates."""
         self.source = source
         self._tokens = tokens
         self._shapes = dict[bool, Shapes]()
@@ -84,9 +84,12 @@ class ModelTemplate:
         word = _LAST
         while any(word in text for text in _texts(values)):
             word += _LAST
-        shown = {**values, "messages": [*earlier, {**last, "content": word}]}
+        content: str | list[Message] = last["content"]
+        begun = content if isinstance(content, str) else content[0]["text"]
+        hidden = word if isinstance(content, str) else [{**content[0], "text": word}]
+        shown = {**values, "messages": [*earlier, {**last, "content": hidden}]}
         parts = self.render(shown, budget, begins_answer=False).split(word)
-        return joined([parts[0], last["content"]]) if len(parts) == 2 else None
+        return joined([parts[0], begun]) if len(parts) == 2 else None
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""
@@ -118,8 +121,7 @@ class ModelTemplate:
 
     @cached_property
     def _compiled(self) -> ChatTemplate:
-        bos, eos = self._tokens()
-        return ChatTemplate(self.source, bos_token=bos, eos_token=eos)
+        return ChatTemplate(self.source, tokens=self._tokens())
 
     @cached_property
     def _takes_none(self) -> bool:
@@ -139,7 +141,9 @@ class ModelTemplate:
 class ModelTemplates:
     """A model's ``default`` template, and the further ones that its file names for tools and documents."""
 
-    def __init__(self, default: str | None, named: Mapping[str, str], tokens: Callable[[], tuple[str, str]]) -> None:
+    def __init__(
+        self, default: str | None, named: Mapping[str, str], tokens: Callable[[], Mapping[str, str]]
+    ) -> None:
         self.default = None if default is None else ModelTemplate(default, tokens)
         self._named = {name: ModelTemplate(source, tokens) for name, source in named.items()}
 

@@ -1,8 +1,9 @@
 """A conversation in the form that a chat template can show.
 
-Templates differ in what they take: some have no system role, refuse a call's id, or leave out a text next to a call.
-No template says so. Each is tried: a small conversation is rendered, and the prompt must have all of its texts. So no
-template is known by its name, and nothing of a conversation is dropped that another form of it would show.
+Templates differ in what they take: some have no system role, refuse a call's id, leave out a text next to a call, or
+show contents as lists of typed parts alone. No template says so. Each is tried: a small conversation is rendered, and
+the prompt must have all of its texts. So no template is known by its name, and nothing of a conversation is dropped
+that another form of it would show.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product, starmap
 from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
 from edgespec.text.conversation.messages import THINKING, joined
 from edgespec.text.conversation.tools import Message, copied
 
 # What the small conversations say: words that no template writes.
 _ASKED, _TOLD, _CALLED, _FOUND = "kestrel 1", "kestrel 2", "kestrel 3", "kestrel 4"
+# A list of typed parts that is printed as it is.
+_LISTED = re.compile("['\"]text['\"]: ?['\"]kestrel")
 _ID = "call00001"
 _NAME = "trial_function"
 # Ids of Mistral's models, which some of their templates require.
@@ -35,14 +39,18 @@ _MOST_RESPONSES = 16384
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How calls are written: arguments as mappings or as JSON text, and the content next to calls without a text."""
+    """How calls are written: arguments as mappings or as JSON text, and the content next to calls without a text.
 
+    ``parts``: their results are lists of typed parts.
+    """
+
+    parts: bool
     mappings: bool
     silence: str | None
 
 
 # The first suits almost all templates.
-_FORMS = tuple(_Form(mappings, silence) for mappings in (True, False) for silence in ("", None))
+_FORMS = tuple(starmap(_Form, product((False, True), (True, False), ("", None))))
 
 # The tool of the small conversations.
 TRIAL_TOOL: Message = {
@@ -67,6 +75,14 @@ def _answer(text: str = _TOLD, **more: Any) -> Message:
     return {"role": "assistant", "content": text, **more}
 
 
+# What shows whether a template takes the contents of a role as texts.
+_TRIALS: Mapping[str, tuple[list[Message], list[str]]] = {
+    "user": ([_user()], [_ASKED]),
+    "system": ([{"role": "system", "content": _TOLD}, _user()], [_TOLD, _ASKED]),
+    "assistant": ([_user(), _answer(), _user(_FOUND)], [_TOLD]),
+}
+
+
 def _call(text: str = _CALLED, own: str = _ID) -> Message:
     return {"id": own, "type": "function", "function": {"name": _NAME, "arguments": json.dumps({"x": text})}}
 
@@ -85,10 +101,16 @@ class Shapes:
     def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
         self._render = render
         self._ways = dict[tuple[bool, bool, bool], int]()
+        self._parts = dict[str, bool | None]()
 
     def shaped(self, messages: Sequence[Message]) -> list[Message]:
-        """The conversation, in its usual form, as this template can show it."""
+        """The conversation, in its usual form, as this template can show it.
+
+        Raises TemplateError if the template writes the same whatever the user says.
+        """
         own = list(messages)
+        if not self._works and self._ignores:
+            raise TemplateError("the chat template does not show the messages", hint="use another model file")
         if self._works:
             own = self._with_known_calls(own)
             own = self._with_named_ids(own)
@@ -103,26 +125,46 @@ class Shapes:
         return all(text in rendered for text in texts)
 
     def _rendered(self, messages: Iterable[Message]) -> str:
-        """The text of the messages; empty if the template refuses them."""
+        return self._text(self._as_given(messages))
+
+    def _text(self, own: Iterable[Message]) -> str:
+        """The text of the messages as they are; empty if the template refuses them."""
         try:
-            return self._render(self._as_given(messages))
+            return self._render(list(own))
         except EdgespecError:
             return ""
 
-    @cached_property
+    def _in_parts(self, role: str) -> bool | None:
+        """Whether the template shows contents of the role as typed parts alone; None if it shows them in no form."""
+        if role not in self._parts:
+            self._parts[role] = next((parts for parts in (False, True) if self._shows_role(role, parts)), None)
+        return self._parts[role]
+
+    def _shows_role(self, role: str, parts: bool) -> bool:
+        """Whether the template shows contents of the role as parts, or as texts."""
+        messages, texts = _TRIALS[role]
+        rendered = self._text(
+            _in_part(each) if (parts if each["role"] == role else self._in_parts(each["role"])) else each
+            for each in messages
+        )
+        return all(text in rendered for text in texts) and not (parts and _LISTED.search(rendered))
+
+    @property
     def _works(self) -> bool:
         """Whether the template takes a plain message. If not, it needs what only the caller knows."""
-        return self._shows([_user()], _ASKED)
+        return self._in_parts("user") is not None
+
+    @cached_property
+    def _ignores(self) -> bool:
+        """Whether the template writes the same whatever the user says."""
+        shown = self._rendered([_user()])
+        return bool(shown) and shown == self._rendered([_user(_TOLD)])
 
     # ------------------------------------------------------------------------------------- system, alternation
 
-    @cached_property
-    def _shows_system(self) -> bool:
-        return self._shows([{"role": "system", "content": _TOLD}, _user()], _TOLD, _ASKED)
-
     def _with_system(self, messages: list[Message]) -> list[Message]:
         """A system message joins the user's first one, if the template has no place for it."""
-        if not messages or messages[0]["role"] != "system" or self._shows_system:
+        if not messages or messages[0]["role"] != "system" or self._in_parts("system") is not None:
             return messages
         return joined({**each, "role": "user"} if at == 0 else each for at, each in enumerate(messages))
 
@@ -242,20 +284,14 @@ class Shapes:
     def _tried(self, form: _Form, own_id: str) -> bool:
         """Whether the template shows a call and its result in this form, with this very id."""
         exchange = [_user(), _answer("", tool_calls=[_call(own=own_id)]), _result(own=own_id)]
-        try:
-            rendered = self._render([_written(each, form, str) for each in exchange])
-        except EdgespecError:
-            return False
-        return _CALLED in rendered and _FOUND in rendered
+        rendered = self._text(self._in_form(each, form, str) for each in exchange)
+        return _CALLED in rendered and _FOUND in rendered and not (form.parts and _LISTED.search(rendered))
 
     @cached_property
     def _responds(self) -> bool:
         """Whether the template takes results as responses of the message that has the calls, as Gemma 4's does."""
-        call = _written(_answer("", tool_calls=[_call()]), self._form, self._ids)
-        try:
-            rendered = self._render([_user(), {**call, _RESPONSES: [{"name": _NAME, "response": _FOUND}]}])
-        except EdgespecError:
-            return False
+        asked, call = map(self._written, (_user(), _answer("", tool_calls=[_call()])))
+        rendered = self._text([asked, {**call, _RESPONSES: [{"name": _NAME, "response": _FOUND}]}])
         return _FOUND in rendered and _RESPONSES not in rendered  # not a template that prints messages whole
 
     def _as_given(self, messages: Iterable[Message]) -> list[Message]:
@@ -275,7 +311,18 @@ class Shapes:
 
     def _written(self, message: Message) -> Message:
         called = message["role"] == "tool" or "tool_calls" in message
-        return _written(message, self._form if called else _FORMS[0], self._ids if called else str)
+        return self._in_form(message, self._form if called else _FORMS[0], self._ids if called else str)
+
+    def _in_form(self, message: Message, form: _Form, ids: Callable[[str], str]) -> Message:
+        own, role = _written(message, form, ids), message["role"]
+        parts = form.parts if role == "tool" else self._in_parts(role)
+        return _in_part(own) if parts else own
+
+
+def _in_part(message: Message) -> Message:
+    """The message with its text as a typed part."""
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _is_silent(message: Message) -> bool:

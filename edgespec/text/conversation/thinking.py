@@ -71,6 +71,17 @@ class ThinkingMarks:
         """Whether the beginning of an answer ends inside thinking."""
         return begun.rfind(self.opening) > begun.rfind(self.closing)
 
+    def begins(self, text: str) -> bool:
+        """Whether a text begins with thinking."""
+        return text.lstrip(BLANKS).startswith(self.opening)
+
+    def left_out_of(self, prompt: str) -> str:
+        """The prompt without the marks of thinking that end it: the opening one, or an empty thinking."""
+        for mark in (self.closing, self.opening):
+            if (shown := prompt.rstrip(BLANKS)).endswith(mark):
+                prompt = shown.removesuffix(mark)
+        return prompt
+
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""
         before, closing, after = text.partition(self.closing)

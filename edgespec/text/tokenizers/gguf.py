@@ -97,6 +97,11 @@ class GgufTokenizer:
     def eos_token(self) -> str:
         return self._text_of(self._vocabulary.eos)
 
+    @property
+    def template_tokens(self) -> Mapping[str, str]:
+        further = {name: self._text_of(token) for name, token in self._vocabulary.further.items()}
+        return {"bos_token": self.bos_token, "eos_token": self.eos_token, **further}
+
     def _text_of(self, token: int | None) -> str:
         return "" if token is None else self._vocabulary.texts[token]
 

@@ -17,7 +17,7 @@ from edgespec.files.gguf.records import GgufHeader
 from edgespec.runtimes.llama.library import load
 from edgespec.runtimes.thread import WorkerThread
 from edgespec.text.tokenizers.tokenizer import ControlToken, FillInTokens
-from edgespec.text.tokenizers.vocabulary import MARKS, StatedKinds, suppressed
+from edgespec.text.tokenizers.vocabulary import MARKS, StatedKinds, further_tokens, suppressed
 
 # llama.h's LLAMA_TOKEN_ATTR_*: control tokens, and tokens that strip blanks.
 _UNKNOWN, _CONTROL, _LSTRIP, _RSTRIP = 1 << 0, 1 << 3, 1 << 7, 1 << 8
@@ -62,7 +62,6 @@ class LlamaTokenizer:
         self._free = weakref.finalize(self, self._api.llama_model_free, pointer)
         self._free.atexit = False
         self._lock = threading.Lock()
-        self._stated: StatedKinds | None = None
         self._pieces: dict[int, bytes] = {}
         self._controls: dict[int, ControlToken | None] = {}
         self._size = int(self._api.llama_vocab_n_tokens(self._vocabulary))
@@ -76,7 +75,7 @@ class LlamaTokenizer:
         with self._lock:
             is_stop, vocabulary = self._api.llama_vocab_is_eog, self._open_vocabulary()
             ends = [token for token in range(self._size) if is_stop(vocabulary, token)]
-            return frozenset(token for token in ends if not self._is_text(token))
+            return frozenset(token for token in ends if not self._is_text(token)) | self._kinds.ends
 
     @cached_property
     def suppressed(self) -> frozenset[int]:
@@ -91,11 +90,13 @@ class LlamaTokenizer:
 
     def _is_text(self, token: int) -> bool:
         """Whether the file calls it ordinary text; llama.cpp decides by some well-known texts."""
-        if self._stated is None:
-            api, vocabulary = self._api, self._open_vocabulary()
-            fill_in = (api.llama_vocab_fim_pre, api.llama_vocab_fim_suf, api.llama_vocab_fim_mid)
-            self._stated = StatedKinds(self._header, fills_in=all(each(vocabulary) >= 0 for each in fill_in))
-        return self._stated.is_text(token, self._text_of(token))
+        return self._kinds.is_text(token, self._text_of(token))
+
+    @cached_property
+    def _kinds(self) -> StatedKinds:
+        api, vocabulary = self._api, self._open_vocabulary()
+        fill_in = (api.llama_vocab_fim_pre, api.llama_vocab_fim_suf, api.llama_vocab_fim_mid)
+        return StatedKinds(self._header, self._size, fills_in=all(each(vocabulary) >= 0 for each in fill_in))
 
     @cached_property
     def bos_token(self) -> str:
@@ -106,6 +107,13 @@ class LlamaTokenizer:
     def eos_token(self) -> str:
         with self._lock:
             return self._text_of(int(self._api.llama_vocab_eos(self._open_vocabulary())))
+
+    @cached_property
+    def template_tokens(self) -> Mapping[str, str]:
+        with self._lock:
+            found = further_tokens(self._header, self._size).items()
+            further = {name: self._text_of(token) for name, token in found}
+        return {"bos_token": self.bos_token, "eos_token": self.eos_token, **further}
 
     @cached_property
     def fill_in(self) -> FillInTokens | None:

@@ -53,6 +53,11 @@ class Tokenizer(Protocol):
         """Text of the end-of-sequence token, or ""."""
 
     @property
+    def template_tokens(self) -> Mapping[str, str]:
+        """Texts of tokens by their names in chat templates: ``bos_token``, ``eos_token``, and what a file states of
+        ``unk_token`` and ``pad_token``."""
+
+    @property
     def marks(self) -> Mapping[int, ControlToken]:
         """Control tokens that are shown: gpt-oss's marks of turns. ``encode`` makes them of any text."""
 

@@ -62,6 +62,9 @@ MARKS = (*sorted(_SHOWN), "<|end|>")
 
 BYTE_TOKEN = "<0x%02X>"
 
+# Of those that a file lists; models have up to ten.
+_MOST_ENDS = 64
+
 # Default begin- and end-of-sequence ids.
 _DEFAULT_ENDS = {BPE: (11, 11), SENTENCEPIECE: (1, 2), GEMMA_4: (None, None)}
 
@@ -84,7 +87,19 @@ def unsupported(header: GgufHeader) -> str | None:
 
 def suppressed(header: GgufHeader, size: int) -> frozenset[int]:
     """The tokens, of ``size``, that are never drawn, as a file made from generation_config.json lists them."""
-    listed = islice(header.values("tokenizer.ggml.suppress_tokens"), size)
+    return _listed(header, "suppress_tokens", size, size)
+
+
+def further_tokens(header: GgufHeader, size: int) -> dict[str, int]:
+    """The tokens, of ``size``, for unknown text and for padding that a file states, by their names in templates."""
+    named = {"unk_token": "unknown", "pad_token": "padding"}
+    stated = {name: header.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    return {name: token for name, token in stated.items() if type(token) is int and 0 <= token < size}
+
+
+def _listed(header: GgufHeader, name: str, size: int, most: int) -> frozenset[int]:
+    """The tokens, of ``size``, among the first ``most`` that a file lists under this name."""
+    listed = islice(header.values(f"tokenizer.ggml.{name}"), most)
     return frozenset(token for token in listed if type(token) is int and 0 <= token < size)
 
 
@@ -101,14 +116,17 @@ class Special:
 class StatedKinds:
     """The ``kinds`` of a file's tokens as the file states them; none if it does not.
 
-    ``fills_in``: whether the vocabulary has a prefix, a suffix and a middle token.
+    ``ends`` are those that it lists as ends, as Ollama's converter does of generation_config.json. ``fills_in``:
+    whether the vocabulary has a prefix, a suffix and a middle token.
     """
 
-    def __init__(self, header: GgufHeader, *, fills_in: bool) -> None:
+    def __init__(self, header: GgufHeader, size: int, *, fills_in: bool) -> None:
+        """``size`` is the number of tokens."""
         self.kinds = [int(kind) for kind in header.values("tokenizer.ggml.token_type")]
         self._fills_in = fills_in
         ends = ("eos", "eot", "eom", *_FILL_IN_ENDS)
-        self._ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ends}
+        self.ends = _listed(header, "eos_token_ids", size, _MOST_ENDS)
+        self._ends = {header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ends} | self.ends
         self._templates = "\n".join([header.chat_template or "", *header.named_templates.values()])
 
     def is_text(self, token: int, text: str) -> bool:
@@ -147,7 +165,7 @@ class Vocabulary:
         elif len(self.ids) != len(self.texts):
             twice = next(token for token, text in enumerate(self.texts) if self.ids[text] != token)
             raise ModelFileError(header.path, f"tokens {twice} and {self.ids[self.texts[twice]]} have the same text")
-        stated = StatedKinds(header, fills_in=all(map(self._has_fill_in, _OLDER_KEYS)))
+        stated = StatedKinds(header, len(self.texts), fills_in=all(map(self._has_fill_in, _OLDER_KEYS)))
         self.kinds: list[int] = list(stated.kinds) or [Kind.NORMAL] * len(self.texts)
         if self.model == GEMMA_4:  # Ollama's converter calls its byte tokens ordinary text
             for name in (BYTE_TOKEN % byte for byte in range(256)):
@@ -160,6 +178,7 @@ class Vocabulary:
         self._fill_in = dict[str, int | None]()
         self.stop_ids = self._find_stops(stated)
         self.suppressed = suppressed(header, len(self.texts))
+        self.further = further_tokens(header, len(self.texts))
         shown = {self.ids[text]: text for text in MARKS if text in self.ids}
         self.marks = {
             token: ControlToken(text=text)
@@ -225,7 +244,8 @@ class Vocabulary:
             self.kinds[token] = Kind.CONTROL
         for token in (self.ids[text] for text in _SHOWN if text in self.ids):
             self.kinds[token] = Kind.USER_DEFINED
-        named = (self.eos, self._token_named("eot"), self._token_named("eom"))  # the default eos may be a comma
+        # The default eos may be a comma.
+        named = (self.eos, self._token_named("eot"), self._token_named("eom"), *stated.ends)
         stops.update(token for token in named if token is not None and not stated.is_text(token, self.texts[token]))
         self._take_back(stops)
         return frozenset(stops)
