@@ -176,7 +176,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             status == 401,
             DownloadError,
             f"{host} requires a valid token for {wanted.repo} (HTTP 401)",
-            "run: hf auth login (or set HF_TOKEN)",
+            "run: hf auth login (or set or correct HF_TOKEN)",
         ),
         (
             status == 403,
