@@ -33,10 +33,14 @@ _PAGES = ("blob", "resolve", "raw", "tree")
 
 def hub_cache(environ: Mapping[str, str], user: Path) -> Path:
     """The folder of the hub's cache, where huggingface_hub has it too. An empty variable counts as unset."""
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(expanded(named or hub_home(environ, user) / "hub")))
+
+
+def hub_home(environ: Mapping[str, str], user: Path) -> Path:
+    """The folder of huggingface_hub, for which an empty variable is the current folder; here it counts as unset."""
     cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
-    hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
-    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub
-    return Path(os.path.expandvars(expanded(named)))
+    return Path(os.path.expandvars(expanded(environ.get("HF_HOME") or cache / "huggingface")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
