@@ -101,7 +101,7 @@ def _fetchable(text: str) -> CatalogueName | HubReference:
             f"{text} is a model of Ollama, which fetches it", hint=f"`ollama pull {text.removeprefix('ollama:')}`"
         )
     if isinstance(reference, LocalPath):
-        meant = None if is_there(reference.path) else named_on_hub(reference.path)
+        meant = None if is_there(reference.path) else named_on_hub(text)
         raise InvalidRequestError(
             f"{text} is a path, so there is nothing to download",
             hint="use the path as MODEL in other commands" if meant is None else f"a file of the hub is {meant}",

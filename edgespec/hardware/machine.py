@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import psutil
 
+from edgespec.errors import EdgespecError
+
 PowerSource = Literal["mains", "battery"]
 
 # Linux's names of the instruction sets by which CPU inference kernels are chosen.
@@ -221,13 +223,26 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def _memory_of_machine() -> tuple[int, int]:
-    """(total, available) bytes, by psutil or else by the system: without its cache of files, which could be freed."""
+    """(total, available) bytes, by psutil or else by the system: without its cache of files, which could be freed.
+
+    Where neither tells what is available, all is. Raises EdgespecError if the total is not known.
+    """
     try:
         memory = psutil.virtual_memory()
         return int(memory.total), int(memory.available)
-    except PSUTIL_FAILURES:
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        return page_bytes * os.sysconf("SC_PHYS_PAGES"), page_bytes * os.sysconf("SC_AVPHYS_PAGES")
+    except PSUTIL_FAILURES as error:
+        total = _pages_bytes("SC_PHYS_PAGES")
+        if not total:
+            raise EdgespecError("neither psutil nor the system tells how much memory there is") from error
+        return total, _pages_bytes("SC_AVPHYS_PAGES") or total
+
+
+def _pages_bytes(name: str) -> int:
+    """The bytes of a number of pages that the system has by that name; 0 if it does not tell."""
+    try:
+        return max(0, os.sysconf("SC_PAGE_SIZE")) * max(0, os.sysconf(name))
+    except (AttributeError, OSError, ValueError):  # on Windows, and on macOS for those that are free
+        return 0
 
 
 def process_bytes() -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import CancelledError, ClosedError, EdgespecError, WorkerLostError
+from edgespec.errors import CancelledError, ClosedError, EdgespecError, ModelFileError, WorkerLostError
 from edgespec.files.model_file import LocatedModel
 from edgespec.planning.choice.plan import Plan
 from edgespec.server.forms import FormCompiler
@@ -249,8 +249,8 @@ class ModelKeeper:
             self._stays.use(owner, _now())
             try:
                 yield loaded
-            except (ClosedError, WorkerLostError):
-                self._drop(loaded)  # its process is gone; the next request loads it again
+            except (ClosedError, ModelFileError, WorkerLostError):
+                self._drop(loaded)  # its process is gone, or its file has changed; the next request loads it again
                 raise
         finally:
             self._users.remove(user)

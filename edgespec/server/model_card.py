@@ -11,9 +11,9 @@ from pathlib import Path
 
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
+from edgespec.files.gguf.names import quantisation_name
 from edgespec.files.gguf.records import CHAT_TEMPLATE, GgufHeader, Scalar
 from edgespec.files.model_file import LocatedModel
-from edgespec.store.hub.quantisations import quantisation_name
 from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.thinking import thinking_marks
 from edgespec.text.tokenizers.vocabulary import Vocabulary, unsupported

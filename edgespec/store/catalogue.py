@@ -86,7 +86,7 @@ def lookup(
     near = near or [close[each] for each in difflib.get_close_matches(tried, list(close), n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known names: {', '.join(names)}."
     raise ModelNotFoundError(
-        f"no model is called {name!r} in the catalogue",
+        f"no model is called {name!r} in the catalogue" + ("" if to_fetch else ", and no such file is here"),
         hint=f"{hint} {'' if to_fetch else 'A path to a .gguf file, ollama:NAME or '}hf:ORG/REPO works too.",
     )
 

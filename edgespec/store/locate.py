@@ -53,7 +53,7 @@ class Locator:
             return replace(located, name=name, kept=kept_settings(found), projector=found.vision)
         reference = parse_reference(text, catalogue().keys())
         if isinstance(reference, LocalPath):
-            return _in_path(reference.path)
+            return _in_path(reference.path, text)
         spec = _spec(reference)
         if spec.kind != "model":
             raise ModelNotFoundError(f"{spec.name} is not a model", hint="see `edgespec models`")
@@ -65,7 +65,7 @@ class Locator:
         if _name_in_ollama(text) is not None:
             return
         if isinstance(reference, LocalPath):
-            _in_path(reference.path)
+            _in_path(reference.path, text)
         else:
             _spec(reference)
 
@@ -157,12 +157,12 @@ def _name_in_ollama(text: str) -> str | None:
     return text
 
 
-def _in_path(path: Path) -> LocatedModel:
-    """The model in a path. Raises ModelFileError."""
+def _in_path(path: Path, text: str) -> LocatedModel:
+    """The model in a path, for a MODEL argument ``text``. Raises ModelFileError."""
     try:
         return read_model_file(path)
     except ModelFileError as error:
-        meant = None if is_there(path) else named_on_hub(path)
+        meant = None if is_there(path) else named_on_hub(text)
         if meant is None:
             raise
         raise ModelFileError(path, error.reason, hint=f"check the path; a file of the hub is {meant}") from error

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote, unquote
 from edgespec.errors import DownloadError, InvalidRequestError
 from edgespec.files.checked import Length, Range, Sha256, is_line
 from edgespec.files.disk import expanded, is_folder, is_there
-from edgespec.files.gguf.names import part_name
+from edgespec.files.gguf.names import part_name, quantisation_name
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -22,7 +22,10 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TAGGED_NAME = re.compile(r"(?!ollama:)[\w.-]{2,}:[\w.-]+")
 _HUB_FORM = "hf:ORG/REPO[:QUANT][@REVISION][/FILE]"
 _QUANT = re.compile(r"[A-Za-z0-9_-]{1,40}")  # UD-Q4_K_XL is one
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+# A single letter is a drive of Windows.
+_ADDRESS = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+://", re.IGNORECASE)
+# Of ORG/REPO and what may follow. Behind @ a revision may have a point too, before digits.
+_ENDS_LIKE_FILE = re.compile(r"[^:@]*\.gguf|.*@.*\.[a-z]\w*", re.IGNORECASE)
 _HUB_ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/", re.IGNORECASE)
 # What stands between a repository and a revision in the addresses of the hub's pages.
 _PAGES = ("blob", "resolve", "raw", "tree")
@@ -30,10 +33,14 @@ _PAGES = ("blob", "resolve", "raw", "tree")
 
 def hub_cache(environ: Mapping[str, str], user: Path) -> Path:
     """The folder of the hub's cache, where huggingface_hub has it too. An empty variable counts as unset."""
+    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(expanded(named or hub_home(environ, user) / "hub")))
+
+
+def hub_home(environ: Mapping[str, str], user: Path) -> Path:
+    """The folder of huggingface_hub, for which an empty variable is the current folder; here it counts as unset."""
     cache = Path(environ.get("XDG_CACHE_HOME") or user / ".cache")
-    hub = Path(environ.get("HF_HOME") or cache / "huggingface") / "hub"
-    named = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or hub
-    return Path(os.path.expandvars(expanded(named)))
+    return Path(os.path.expandvars(expanded(environ.get("HF_HOME") or cache / "huggingface")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +193,7 @@ def parse_reference(text: str, known: Collection[str] = ()) -> Reference:
         )
     if _is_repository(text):
         return _parse_hub(f"hf:{text}")
-    plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not text.lower().endswith(".gguf")
+    plain = (_PLAIN_NAME.fullmatch(text) or _TAGGED_NAME.fullmatch(text)) and not _is_gguf(text)
     if (name := text.removesuffix(":latest")) in known:
         return CatalogueName(name)
     if plain and not is_there(text):
@@ -198,15 +205,14 @@ def _is_repository(text: str) -> bool:
     """Whether a text is ORG/REPO and nothing on this machine."""
     organisation, slash, repo = text.partition("/")
     name = re.split("[:@]", repo, maxsplit=1)[0]
-    if not slash or name.lower().endswith(".gguf") or is_there(text) or is_folder(organisation):
+    if not slash or _ENDS_LIKE_FILE.fullmatch(repo) or is_there(text) or is_folder(organisation):
         return False
     return all(map(_HUB_NAME.fullmatch, (organisation, name)))
 
 
-def named_on_hub(path: Path) -> str | None:
+def named_on_hub(text: str) -> str | None:
     """The reference to the hub that a path ORG/REPO/FILE.gguf may have been meant as; None for another path."""
-    text = path.as_posix()
-    if text.count("/") < 2 or not text.lower().endswith(".gguf"):
+    if text.count("/") < 2 or not _is_gguf(text):
         return None
     with suppress(InvalidRequestError):
         return _parse_hub(f"hf:{text}").text
@@ -220,11 +226,11 @@ def _of_page(path: str) -> str:
     page, revision, file, quant = rest[0] if rest else "", "", "", ""
     if page in _PAGES and len(rest) > 2:
         revision, file = f"@{rest[1]}", "/".join(unquote(each) for each in rest[2:] if each)
-    folder = file.rpartition("/")[2]
-    if opened := parse_qs(query).get("show_file_info"):
-        file = opened[0]
-    elif page == "tree" and _QUANT.fullmatch(folder):  # a folder has the name of the quantisation in it
-        file, quant = "", f":{folder}"
+    if page == "tree" and not _is_gguf(file):  # a folder's name has the quantisation of what is in it
+        found, file = quantisation_name(file.rpartition("/")[2]), ""
+        quant = f":{found}" if found else ""
+    if not file and _is_gguf(opened := parse_qs(query).get("show_file_info", [""])[0]):
+        file, quant = opened, ""
     return f"hf:{organisation}/{repo}{quant}{revision}{f'/{file}' if file else ''}"
 
 
@@ -233,7 +239,7 @@ def _parse_hub(text: str) -> HubReference:
     repo_and_revision, _, filename = rest.partition("/")
     repo, at, revision = repo_and_revision.partition("@")
     repo, colon, quant = repo.partition(":")
-    if quant.lower().endswith(".gguf") and not filename:  # the hub's guide for Ollama has a file's name there
+    if _is_gguf(quant) and not filename:  # the hub's guide for Ollama has a file's name there
         colon, quant, filename = "", "", quant
     if colon and not (_QUANT.fullmatch(quant) and not filename):
         raise InvalidRequestError(f"{text!r} has a malformed quantisation", hint="for example ORG/REPO:Q4_K_M")
@@ -250,6 +256,10 @@ def _parse_hub(text: str) -> HubReference:
         filename = split.first
     named = quant.upper() if quant.lower() != "latest" else ""  # Ollama's tag for its choice
     return HubReference(f"{organisation}/{repo}", revision or "main", filename or None, named or None)
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
 
 
 def is_safe(path: str) -> bool:

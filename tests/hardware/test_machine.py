@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import edgespec
+from edgespec.errors import EdgespecError
 from edgespec.hardware import machine as control_groups, machine as module
 from edgespec.hardware.machine import (
     Conditions,
@@ -471,6 +472,38 @@ def test_memory_and_cores_are_known_where_psutil_cannot_read_them(
     assert physical_cores(frozenset({0, 1})) is None
     assert process_bytes() == worker_seconds() == 0
     assert processor_seconds() is None
+
+
+@pytest.mark.parametrize(
+    ("pages", "available", "expected"),
+    [
+        (2**21, 2**20, (8 * GIB, 4 * GIB)),
+        (2**21, -1, (8 * GIB, 8 * GIB)),
+        (2**21, None, (8 * GIB, 8 * GIB)),
+        (-1, 2**20, None),
+        (None, None, None),
+    ],
+)
+def test_memory_that_the_system_does_not_tell_either_is_the_total_or_one_error(
+    group: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pages: int | None,
+    available: int | None,
+    expected: tuple[int, int] | None,
+) -> None:
+    def sysconf(name: str) -> int:
+        value = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages, "SC_AVPHYS_PAGES": available}[name]
+        if value is None:
+            raise ValueError("unrecognized configuration name")
+        return value
+
+    monkeypatch.setattr(os, "sysconf", sysconf)
+    monkeypatch.delattr(psutil, "virtual_memory")
+    if expected is not None:
+        assert memory_bytes() == expected
+        monkeypatch.delattr(os, "sysconf")
+    with pytest.raises(EdgespecError, match="how much memory"):
+        memory_bytes()
 
 
 def test_the_tightest_of_several_memory_limits_applies(group: Path) -> None:

@@ -64,12 +64,15 @@ def test_a_model_file_that_is_written_to_fails_the_next_answer_and_one_in_its_pl
     path, other = Path(shutil.copy(tiny.target, tmp_path / "m.gguf")), tmp_path / "other.gguf"
     with running(lambda: tiny.load(path, draft="none")) as server:
         expected = text_of(server.chat("hello", max_tokens=8, temperature=0).json())
+        os.utime(path, ns=(2, 2))
+        assert text_of(server.chat("hello", max_tokens=8, temperature=0).json()) == expected, "the bytes are the same"
         with path.open("r+b") as file:
             file.seek(-64, os.SEEK_END)
-            file.write(bytes(64))
+            file.write(b"\x01" * 64)
         os.utime(path, ns=(1, 1))  # the clock of a file system may be coarse
         error = failed(server.chat("hello", max_tokens=8, temperature=0), 503, "unavailable")
         assert f"{path}: the file was written to while the model is loaded" in error["message"]
+        assert server.chat("hello", max_tokens=1).status_code == 200, "the model is loaded again"
     shutil.copy(tiny.target, path)
     with running(lambda: tiny.load(path, draft="none")) as server:
         server.chat("hello", max_tokens=1)

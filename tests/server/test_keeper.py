@@ -168,12 +168,15 @@ async def test_a_measurement_that_fails_does_not_keep_the_model(monkeypatch: pyt
 
 
 @pytest.mark.anyio
-async def test_a_model_whose_process_was_lost_is_loaded_again() -> None:
+@pytest.mark.parametrize(
+    "error", [WorkerLostError("the process is gone"), ModelFileError("m.gguf", "the file was written to")]
+)
+async def test_a_model_whose_process_was_lost_or_whose_file_has_changed_is_loaded_again(error: EdgespecError) -> None:
     loads = Loads()
     keeper = ModelKeeper(loads, keep_alive_s=None)
-    with pytest.raises(WorkerLostError):
+    with pytest.raises(type(error)):
         async with keeper.use():
-            raise WorkerLostError("the process is gone")
+            raise error
     assert await use(keeper) is loads.engines[1]
     assert loads.engines[0].closed
     await keeper.close()

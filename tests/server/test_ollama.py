@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from edgespec import __version__
 from edgespec.decoding.round_base import DecodeStats
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.events import Done
+from edgespec.files.model_file import read_model_file
 from edgespec.server.answers import Part, ScoredToken
 from edgespec.server.errors import ApiError
 from edgespec.server.faces.face import Face, Head
@@ -30,12 +33,13 @@ from edgespec.server.faces.ollama_about import (
 from edgespec.server.faces.table import error_shape
 from edgespec.server.keep_alive import kept_alive_s
 from edgespec.server.messages import read_messages
-from edgespec.server.model_card import ModelCard
+from edgespec.server.model_card import ModelCard, card_before_loading
 from edgespec.server.replies import json_pieces
 from edgespec.server.schema import Request
 from edgespec.text.conversation.pieces import ToolCall
 from tests.server.test_schema import HI, refused
 from tests.support.faces import collected
+from tests.support.tiny_models import TinyModels
 
 HEAD = Head(id="x", created=1_700_000_000, model="tiny", fingerprint="f", waited_s=0.25)
 BEGUN = {"model": "tiny", "created_at": "2023-11-14T22:13:20.000000Z"}
@@ -398,6 +402,14 @@ def test_a_list_has_size_digest_time_and_details() -> None:
         "parameter_size": "1.5B",
         "quantization_level": "Q4_K_M",
     }
+
+
+@pytest.mark.parametrize(("name", "quantisation"), [("m-Q5_K_M.gguf", "Q5_K_M"), ("m-q5.gguf", "Q8_0")])
+def test_a_name_that_tells_bits_alone_leaves_the_quantisation_to_the_file(
+    tiny: TinyModels, tmp_path: Path, name: str, quantisation: str
+) -> None:
+    path = Path(shutil.copy(tiny.target, tmp_path / name))
+    assert card_before_loading(lambda: read_model_file(path), 64).quantisation == quantisation
 
 
 @pytest.mark.parametrize(("count", "words"), [(494_032_768, "494.0M"), (21_504, "21.5K"), (7, "7"), (0, "")])

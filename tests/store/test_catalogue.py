@@ -72,6 +72,7 @@ def test_hints_list_models_and_paths_only_where_they_help(name: str) -> None:
         hint = caught.value.hint or ""
         assert "humaneval" not in hint, "it is a set of prompts"
         assert ("A path to a .gguf file" in hint) is not to_fetch
+        assert caught.value.message.endswith(", and no such file is here") is not to_fetch
 
 
 def test_callers_cannot_change_the_catalogue() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import DownloadError
+from edgespec.files.gguf.names import quantisation_name
 from edgespec.profiles.profile import load_profile
 from edgespec.runtimes.native.tensors import TYPES
 from edgespec.store.hub.listing import HubEntry, HubListing
@@ -16,7 +17,6 @@ from edgespec.store.hub.quantisations import (
     choose_quantisation,
     find_quantisations,
     needed_bytes,
-    quantisation_name,
     runs_natively,
 )
 
@@ -74,11 +74,16 @@ def test_kernel_types_and_memory_fraction_match_the_runtime_and_the_profile(tmp_
         ("m-Q4_0_4_4.gguf", "Q4_0_4_4", False),
         ("oss-20b-mxfp4.gguf", "MXFP4", True),
         ("m-UD-Q4_K_XL.gguf", "UD-Q4_K_XL", None),
-        ("Phi-3-mini-4k-instruct-q4.gguf", "Q4", None),
-        ("m.q4km.gguf", "Q4KM", None),
-        ("m-int4.gguf", "INT4", None),
-        ("M-Q4_K_M-embed-f16.gguf", "Q4_K_M", True),
         ("m-int4-Q4_0.gguf", "Q4_0", True),
+        *((f"m-qat-q4_0-unquantized.{name}.gguf", name, True) for name in ("Q4_K_M", "Q8_0", "BF16")),
+        ("m-it-qat-int4-unquantized-F16.GGUF", "F16", True),
+        ("m-q8_0-from-Q4_K_M.gguf", "Q4_K_M", True),
+        ("M-Q4_K_M-embed-f16.gguf", "Q4_K_M", True),
+        ("M-Q8_0.output.bf16-00001-of-00002.gguf", "Q8_0", True),
+        ("M-embedding-f16.gguf", "F16", True),
+        ("Q3-8B-Kintsugi-f16.gguf", "F16", True),
+        ("BF16/Q3-30B-A3B-X-00001-of-00002.gguf", "BF16", True),
+        ("m-q4.gguf", None, None),
         ("model.gguf", None, None),
         ("Qwen-q42.gguf", None, None),
         ("faq8_0x.gguf", None, None),
@@ -154,17 +159,42 @@ def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None
         ({"Phi-3-mini-4k-instruct-q4.gguf": 2.4, "Phi-3-mini-4k-instruct-fp16.gguf": 7.6}, "Q4"),
         ({"m-q8.gguf": 8.5, "m-F16.gguf": 16}, "Q8"),
         ({"m-int4.gguf": 4, "m-q8.gguf": 8, "m-q5.gguf": 5, "m-BF16.gguf": 16}, "INT4"),
+        ({"m.q4km.GGUF": 4, "m-F16.gguf": 16}, "Q4KM"),
         ({"m.q4km.gguf": 4, "m.Q8_0.gguf": 8}, "Q8_0"),
-        ({"m-NVFP4.gguf": 4, "m-BF16.gguf": 16}, "m-NVFP4.gguf"),
-        ({"m-UD-Q6_K_XL.gguf": 7, "m-F16.gguf": 16}, "UD-Q6_K_XL"),
+        ({"M-NVFP4.gguf": 4, "m-BF16.gguf": 16, "tokenizer.gguf": 0.01}, "M-NVFP4.gguf"),
+        ({"m-UD-Q6_K_XL.gguf": 7, "m-UD-Q8_K_XL.gguf": 10, "m-F16.gguf": 16}, "UD-Q6_K_XL"),
         ({"m.gguf": 9, "m-F16.gguf": 16}, "F16"),
-        ({"m.gguf": None, "m-F16.gguf": None}, "F16"),
+        ({"m.gguf": None, "m-F16.gguf": 16}, "F16"),
+        ({"m.gguf": 4, "m-F16.gguf": None}, "F16"),
         ({"m-q2.gguf": 2, "m-q3.gguf": 3}, "Q3"),
+        *(
+            ({name: size, "Foo-8B-F16.gguf": 16}, "F16")
+            for name, size in {
+                "foo-lora.gguf": 0.1,
+                "Foo-8B-lora.gguf": 0.1,
+                "tokenizer.gguf": 0.01,
+                "wavtokenizer.gguf": 2,
+                "Foo-draft.gguf": 2,
+                "Foo-draft-q4.gguf": 2,
+            }.items()
+        ),
+        ({"m-F16.gguf": 16, "m-Q2_K.gguf": 3.2, "m-UD-IQ1_S.gguf": 2}, "F16"),
     ],
 )
-def test_sixteen_bits_come_after_less_whose_type_is_unknown(files: dict[str, float | None], name: str) -> None:
+def test_sixteen_bits_come_after_the_same_model_in_less_whose_type_is_unknown(
+    files: dict[str, float | None], name: str
+) -> None:
     assert chosen(listing(files)) == name
     assert choose_quantisation(listing({**files, "m-F32.gguf": 32}), 0, "F32").chosen.name == "F32"
+
+
+@pytest.mark.parametrize("named", [None, "Q4_K_M"])
+def test_a_file_that_names_fewer_types_is_chosen_before_one_of_the_same_model_that_names_more(
+    named: str | None,
+) -> None:
+    files = [f"M-{name}{other}.gguf" for name in ("Q4_K_M", "Q8_0") for other in ("-embed-f16", "")]
+    choice = choose_quantisation(listing(dict.fromkeys(files, 5)), 64 * GB, named)
+    assert choice.chosen.files == ("M-Q4_K_M.gguf",)
 
 
 def test_a_quantisation_that_does_not_fit_in_memory_is_not_chosen() -> None:

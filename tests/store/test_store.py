@@ -383,6 +383,8 @@ def test_different_model_names_get_different_folders_on_any_file_system(left: st
         ("HF:_me/Repo_", HubReference("_me/Repo_")),
         ("Qwen2.5-Coder-1.5B", CatalogueName("Qwen2.5-Coder-1.5B")),
         ("Model.GGUF", LocalPath(Path("Model.GGUF"))),
+        ("C://models/m.gguf", LocalPath(Path("C:/models/m.gguf"))),
+        ("file:///home/x.gguf", LocalPath(Path("file:/home/x.gguf"))),
         ("hf:Org/Repo@refs%2Fpr%2F1/sub/a b.gguf", HubReference("Org/Repo", "refs/pr/1", "sub/a b.gguf")),
     ],
 )
@@ -406,10 +408,29 @@ def test_a_model_argument_is_parsed_as_name_path_or_hub_reference(text: str, exp
         ("https://hf.co/a/b/tree/v1/x/Q4_K_M/", HubReference("a/b", "v1", quant="Q4_K_M")),
         ("https://hf.co/a/b/tree/main/x/y.gguf", HubReference("a/b", filename="x/y.gguf")),
         ("https://hf.co/a/b?show_file_info=x%2Fy-Q6_K.gguf", HubReference("a/b", filename="x/y-Q6_K.gguf")),
-        ("https://hf.co/a/b/tree/v1/x?show_file_info=y.gguf&a=1#b", HubReference("a/b", "v1", "y.gguf")),
+        ("https://hf.co/a/b/tree/v1/x?show_file_info=y.GGUF&a=1#b", HubReference("a/b", "v1", "y.GGUF")),
+        ("https://hf.co/a/b/tree/v1/Q4_K_M?show_file_info=x.gguf", HubReference("a/b", "v1", "x.gguf")),
+        ("https://hf.co/a/b/blob/main/y.gguf?show_file_info=x.gguf", HubReference("a/b", filename="y.gguf")),
+        ("https://hf.co/a/b?show_file_info=config.json", HubReference("a/b")),
+        *(
+            (f"https://hf.co/a/b/tree/v1/{folder}", HubReference("a/b", "v1", quant=quant))
+            for folder, quant in {
+                "Qwen_Qwen3-235B-A22B-Q4_K_M": "Q4_K_M",
+                "x/Llama-3.3-70B-Instruct-Q8_0": "Q8_0",
+                "R1-UD-IQ1_S": "UD-IQ1_S",
+                "bf16": "BF16",
+                "gguf": None,
+                "onnx/Q4": None,
+                "README": None,
+            }.items()
+        ),
         ("hf.co/a/b-GGUF:b-IQ3_M.gguf", HubReference("a/b-GGUF", filename="b-IQ3_M.gguf")),
         ("a/b:b-00002-of-00003.gguf", HubReference("a/b", filename="b-00001-of-00003.gguf")),
         ("a/b@v1", HubReference("a/b", "v1")),
+        ("a/b:Q8_0@v1.0", HubReference("a/b", "v1.0", quant="Q8_0")),
+        ("org/model.gguf:Q4_K_M", HubReference("org/model.gguf", quant="Q4_K_M")),
+        ("org/model.gguf@main", HubReference("org/model.gguf")),
+        *((text, LocalPath(Path(text))) for text in ("models/foo@2.bin", "a/b@v1.gguf", "a/b:x@y.gguf")),
         ("here/repo", LocalPath(Path("here/repo"))),
         ("./a/b", LocalPath(Path("a/b"))),
         ("a/b/c", LocalPath(Path("a/b/c"))),
@@ -465,7 +486,11 @@ def test_an_address_that_names_no_repository_is_an_error_that_names_what_works(t
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"), [("org/repo/m.gguf", "hf:org/repo/m.gguf"), ("m.gguf", None), ("a/../b/m.gguf", None)]
+    ("text", "meant"),
+    [
+        ("org/repo/m.gguf", "hf:org/repo/m.gguf"),
+        *((text, None) for text in ("m.gguf", "a/../b/m.gguf", "./models/qwen/m.gguf")),
+    ],
 )
 def test_a_missing_path_that_may_be_a_file_of_the_hub_is_answered_with_the_form_for_that(
     home: Home, text: str, meant: str | None

@@ -276,6 +276,34 @@ def test_a_cache_below_a_folder_that_is_not_known_is_an_error(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "sent"),
+    [
+        ("HF_HOME", "", "Bearer hf_own"),
+        ("XDG_CACHE_HOME", "", "Bearer hf_own"),
+        ("HF_TOKEN", "hf_named", "Bearer hf_named"),
+        ("HF_TOKEN_PATH", "here/token", None),
+        ("HF_HOME", "here", None),
+    ],
+)
+def test_no_token_is_read_from_the_current_folder(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, sent: str | None
+) -> None:
+    from huggingface_hub import constants
+
+    for each in (*VARIABLES, "HF_TOKEN_PATH"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "here/token")  # read when huggingface_hub is imported
+    monkeypatch.chdir(tmp_path)
+    for folder, token in (("here", "hf_wrong"), (".cache/huggingface", "hf_own\n")):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "token").write_text(token, encoding="ascii")
+    fetch_hub_file(WANTED, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))
+    assert hub.requests[0].authorization == sent
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("HF_TOKEN", "“hf_abc”"),

@@ -1,4 +1,4 @@
-"""Parses names of GGUF files: the part of a split model, and files next to a model: auxiliary ones, and drafters."""
+"""Parses names of GGUF files: parts, quantisations, and files next to a model: auxiliary ones, and drafters."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ _NO_MODEL = re.compile(r"mmproj|^(?!.*q\d).*imatrix|^\._", re.IGNORECASE)
 # whole model with a layer that drafts has "MTP" inside.
 _DRAFTS = re.compile(r"(?:^|/)(?:mtp|eagle3|dflash|dspark)-|(?:^|/)MTP/", re.IGNORECASE)
 
+# The name of a quantisation, with the type of the embeddings or the output if that follows.
+QUANTISATION = re.compile(
+    r"(?<![a-z0-9])((?:ud-)?(?:i?q[1-8]_(?:k(?:_(?:xxs|xs|s|m|l|xl))?|[01](?:_\d_\d)?|nl|xxs|xs|s|m)"
+    r"|bf16|fp?16|fp?32|tq[12]_0|mxfp4(?:_moe)?))(?:[-._](?:emb|out)[a-z]*[-._](?:bf16|fp?16|fp?32))?(?![a-z0-9])",
+    re.IGNORECASE,
+)
 
 # What to do with an adapter: no runtime applies one here.
 MERGE_ADAPTER = "merge the adapter into the model with llama.cpp's llama-export-lora, and name the new file"
@@ -58,6 +64,25 @@ def part_name(name: str) -> PartName | None:
     if not 1 <= number <= count or not 1 < count <= MOST_PARTS:
         return None
     return PartName(found["stem"], number, count, found["ending"])
+
+
+def model_stem(name: str) -> str:
+    """The name of a file without its ending and its number, with its folder if it has one."""
+    part = part_name(name)
+    return part.stem if part is not None else name[:-5] if name.lower().endswith(".gguf") else name
+
+
+def quantisation_name(name: str) -> str | None:
+    """The quantisation in a file's name, else in its folder's, as llama.cpp writes it; None if neither has one."""
+    for piece in reversed(model_stem(name).split("/")):
+        if found := QUANTISATION.findall(piece):  # some files also name their source
+            return usual_quantisation(found[-1].upper())
+    return None
+
+
+def usual_quantisation(name: str) -> str:
+    """The name that llama.cpp has for a quantisation."""
+    return {"FP16": "F16", "FP32": "F32"}.get(name, name)
 
 
 def is_auxiliary(name: str) -> bool:

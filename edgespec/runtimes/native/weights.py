@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,9 @@ _NO_ROPE = -1  # in place of a table's number
 # little of the file is in memory together with its copy.
 _STRIP_ROWS = 4096
 
+# What is compared of a file whose date has changed: another model differs in each block of weights.
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarFile:
@@ -90,6 +93,15 @@ class _Seen:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def _sample(file: BinaryIO, size: int) -> bytes:
+    """The hash of some of a file's blocks, from its first to its last. Raises OSError."""
+    found = hashlib.sha256()
+    for number in range(_SAMPLES):
+        file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+        found.update(file.read(_SAMPLE_BYTES))
+    return found.digest()
+
+
 class WeightFiles:
     """The mapped files of the weights, and the file with the embedding's rows if that is separate.
 
@@ -97,21 +109,28 @@ class WeightFiles:
     """
 
     def __init__(self, parts: Sequence[FilePart], table: FilePart | None = None) -> None:
-        self._seen = dict[Path, _Seen]()
+        self._seen = dict[Path, tuple[_Seen, bytes]]()
         self._parts = [(part, self._mapped(part.path, part.byte_count)) for part in parts]
         self._table = None if table is None else self._mapped(table.path, table.byte_count)
 
     def check(self) -> None:
-        """Raise ModelFileError if a file was written to since it was mapped. Another file in its place is none."""
-        for path, seen in self._seen.items():
+        """Raise ModelFileError if a file was written to since it was mapped. Another file in its place is none, and
+        another date alone, as behind a copy of the same bytes, changes nothing.
+        """
+        for path, (seen, sample) in self._seen.items():
             with contextlib.suppress(OSError, ValueError):  # removed: what is mapped stays as it is
                 now = _Seen.of(path.stat())
-                if (now.device, now.inode) == (seen.device, seen.inode) and now != seen:
+                if now == seen or (now.device, now.inode) != (seen.device, seen.inode):
+                    continue
+                with path.open("rb") as file:  # the map of a file that becomes shorter may end the process
+                    same = now.bytes == seen.bytes and _sample(file, now.bytes) == sample
+                if not same:
                     raise ModelFileError(
                         path,
                         "the file was written to while the model is loaded",
-                        hint="load the model again; a server has to be restarted",
+                        hint="load the model again; a server does that for the next request",
                     )
+                self._seen[path] = now, sample
 
     def bytes_of(self, tensor: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes in the file: uint8 (byte_count,)."""
@@ -136,7 +155,8 @@ class WeightFiles:
     def _mapped(self, path: Path, size: int) -> mmap.mmap:
         try:
             with path.open("rb") as file:
-                self._seen[path] = _Seen.of(os.fstat(file.fileno()))
+                seen = _Seen.of(os.fstat(file.fileno()))
+                self._seen[path] = seen, _sample(file, seen.bytes)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise cannot_map(path, error, "the file cannot be read") from error

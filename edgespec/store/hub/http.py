@@ -11,11 +11,13 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from edgespec.errors import DownloadError
-from edgespec.store.references import HubFile
+from edgespec.files.disk import expanded
+from edgespec.store.references import HubFile, hub_home
 from edgespec.store.web import MAX_REDIRECTS, Response, UnreachableError, Web, hub_settings
 
 # The listing of the largest repositories stays well under this size.
@@ -124,15 +126,21 @@ class HubHttp:
         from huggingface_hub import get_token
 
         variable = next(filter(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")), None)
+        file = Path(self._settings.HF_TOKEN_PATH)
         try:
-            token = get_token()
+            if variable is not None or file.is_absolute():
+                token = get_token()
+            else:  # an empty HF_HOME, or a path in the current folder, whose files may be anybody's
+                file = hub_home(os.environ, expanded("~")) / "token"
+                usable = not os.environ.get("HF_TOKEN_PATH") and file.is_absolute() and file.exists()
+                token = file.read_text(encoding="utf-8").strip() if usable else None
             readable = token is None or (token.isascii() and token.isprintable())
         except (OSError, UnicodeDecodeError):
             readable = False
         if readable:
             return token
         raise UnreachableError(
-            f"the token in {variable or self._settings.HF_TOKEN_PATH} cannot be read",
+            f"the token in {variable or file} cannot be read",
             hint="correct it" if variable else "correct it, or set HF_TOKEN",
         )
 
@@ -176,7 +184,7 @@ def refusal(response: Response, host: str, wanted: HubFile) -> DownloadError:
             status == 401,
             DownloadError,
             f"{host} requires a valid token for {wanted.repo} (HTTP 401)",
-            "run: hf auth login (or set HF_TOKEN)",
+            "run: hf auth login (or set or correct HF_TOKEN)",
         ),
         (
             status == 403,

@@ -15,7 +15,14 @@ from edgespec.architectures.table import ARCHITECTURES
 from edgespec.errors import DownloadError
 from edgespec.files.disk import gib, megabytes
 from edgespec.files.gguf.header import to_convert
-from edgespec.files.gguf.names import models_among, part_name
+from edgespec.files.gguf.names import (
+    QUANTISATION,
+    model_stem,
+    models_among,
+    part_name,
+    quantisation_name,
+    usual_quantisation,
+)
 from edgespec.store.hub.listing import HubListing
 
 # The types of our kernels (runtimes/native), by the weights of a block. The store must not import runtimes: a test
@@ -43,14 +50,11 @@ _REST_OF_FILE, _LEAST_REST_BYTES = 0.25, 512 * 2**20
 # IQ3's weights take 4.375 bits in our kernels' memory, so this much of a file of IQ3_XS, about 3.25 bits.
 _LAID_OUT_IQ3 = 1.35
 
-_QUANTISATION = re.compile(
-    r"(?<![a-z0-9])(?:ud-)?(?:i?q[1-8]_(?:k(?:_(?:xxs|xs|s|m|l|xl))?|[01](?:_\d_\d)?|nl|xxs|xs|s|m)"
-    r"|bf16|fp?16|fp?32|tq[12]_0|mxfp4(?:_moe)?|q[2-8](?:k[sml]?)?|int[48])(?![a-z0-9])",
-    re.IGNORECASE,
-)
+# A name that tells the bits of a weight and not the type. Elsewhere in a name it is a part of the model's.
+_BITS_ALONE = re.compile(r"(?<![a-z0-9])(?:q|int)([2-8])(?:k[sml]?)?$", re.IGNORECASE)
 
-# Names that tell the bits of a weight and not the type.
-_BITS_ALONE = re.compile(r"(?:Q|INT)([2-8])(?:K[SML]?)?")
+# The bytes of the same weights as a share of sixteen bits': eight bits have scales too. Less is not the whole model.
+_SHARES_OF_FLOATS = (0.1, 0.55)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,27 +98,11 @@ class QuantisationChoice:
         return f"{self.chosen.label}{size}: {self.reason}"
 
 
-def quantisation_name(filename: str) -> str | None:
-    """The quantisation in a file's name, else in its folder's, as llama.cpp writes it; None if neither has one."""
-    part = part_name(filename)
-    stem = filename.removesuffix(".gguf") if part is None else part.stem
-    for piece in reversed(stem.split("/")):
-        found = [_usual(str(each).upper()) for each in _QUANTISATION.findall(piece)]
-        if found:  # some files also name their source, or the type of their embeddings
-            return min(found, key=lambda name: (name in _FLOATS, _BITS_ALONE.fullmatch(name) is not None))
-    return None
-
-
-def _usual(name: str) -> str:
-    """A quantisation's usual name."""
-    return {"FP16": "F16", "FP32": "F32"}.get(name, name)
-
-
 def runs_natively(name: str | None, architecture: str | None) -> bool | None:
     """Whether our kernels run a quantisation of that name; None if the name does not tell."""
     if architecture is not None and architecture not in ARCHITECTURES:
         return False
-    if name is None or _BITS_ALONE.fullmatch(name) or name.startswith("UD-"):  # mixtures that differ for each model
+    if name is None or _BITS_ALONE.match(name) or name.startswith("UD-"):  # mixtures that differ for each model
         return None
     k_type = re.match(r"Q\d_K", name)
     return (k_type[0] if k_type else _MIXTURES.get(name, name)) in KERNEL_TYPES
@@ -143,7 +131,7 @@ def find_quantisations(listing: HubListing, room_bytes: int) -> tuple[Quantisati
             continue
         told = [sizes.get(file) for file in files]
         size = None if None in told else sum(filter(None, told))
-        name = quantisation_name(first)
+        name = quantisation_name(first) or _bits_alone(first)
         native = runs_natively(name, listing.architecture)
         each = Quantisation(name=name, files=files, bytes=size, native=native, fits=None)
         needed = each.needed_bytes
@@ -155,8 +143,8 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
     """Choose the quantisation for a machine with ``available_bytes`` of memory available.
 
     Among those that fit: first types that our kernels run, four bits before more; then types that llama.cpp runs,
-    four bits before more, and otherwise the largest. Weights of 16 bits come after a file of half their size whose
-    type is unknown. A ``named`` quantisation is taken even if it does not fit.
+    four bits before more, and otherwise the largest. Weights of 16 bits come after the same model in about half the
+    size or less whose type is unknown. A ``named`` quantisation is taken even if it does not fit.
     Raises DownloadError if the repository has no model, none that fits or has that name, or several different models.
     """
     room = int(MEMORY_FRACTION * available_bytes)
@@ -166,7 +154,8 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
         if any(name.endswith(".safetensors") for name in listing.names):
             hint += f", or {to_convert(listing.reference())}"
         raise DownloadError(f"{repo} holds no .gguf model", hint=hint)
-    fitting = [each for each in found if (each.fits is not False if named is None else each.name == _usual(named))]
+    wanted = None if named is None else usual_quantisation(named)
+    fitting = [each for each in found if (each.fits is not False if named is None else each.name == wanted)]
     if not fitting and named is not None:
         raise DownloadError(f"{repo} has no quantisation {named}", hint=_nearest(named, found))
     if not fitting:
@@ -177,15 +166,18 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
             hint="choose a smaller model, or fetch this one anyway: "
             f"edgespec pull {listing.reference(least.files[0])}",
         )
-    small = [each.bytes for each in fitting if each.native is None and each.bytes is not None]
-    chosen = min(fitting, key=lambda each: (_is_twice(each, small), _rank(each)))
-    rivals = [each for each in fitting if each.name == chosen.name and _stem(each) != _stem(chosen)]
+    chosen = min(fitting, key=_rank)
+    rivals = [each for each in fitting if each.name == chosen.name and _model(each) != _model(chosen)]
     if rivals:
         names = ", ".join(sorted(each.files[0] for each in (chosen, *rivals)))
         raise DownloadError(
             f"{repo} holds {len(rivals) + 1} models, and the request does not say which: {names}",
             hint=f"name one: {listing.reference(chosen.files[0])}",
         )
+    if chosen.name in _FLOATS:
+        others = [each for each in fitting if each.native is False or _less_of(chosen, each)]
+        second = min(others, key=_rank, default=chosen)
+        chosen = chosen if second.native is False else second
     return QuantisationChoice(
         listing=listing,
         found=found,
@@ -200,30 +192,36 @@ def _nearest(named: str, found: Sequence[Quantisation]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
-def _is_twice(each: Quantisation, small: Sequence[int]) -> bool:
-    """Whether a file is of unquantised weights, and takes at least twice as many bytes as one of ``small``."""
-    return each.name in _FLOATS and any(2 * size <= (each.bytes or 0) for size in small)
+def _less_of(floats: Quantisation, each: Quantisation) -> bool:
+    """Whether a file of unknown type seems to be the model of ``floats`` in fewer bits, by its name and size."""
+    if each.native is not None or each.bytes is None or not floats.bytes:
+        return False
+    least, most = _SHARES_OF_FLOATS
+    return least <= each.bytes / floats.bytes <= most and _model(each).startswith(_model(floats))
 
 
-def _rank(each: Quantisation) -> tuple[int, int, int, Sequence[str]]:
-    """Sort key of ``choose_quantisation``, the best lowest. One file comes before the same model in parts."""
-    name, native = each.name or "", each.native
-    if name in PREFERRED:
-        kind, order = (0 if native else 3), PREFERRED.index(name)
-    elif bits := _BITS_ALONE.fullmatch(name):
-        kind, order = (1 if native is None else 4), "4567832".index(bits[1])
-    elif name in _FLOATS and native:
-        kind, order = 2, _FLOATS.index(name)
-    else:
-        kind, order = (6 if name in _FLOATS else 5), -(each.bytes or 0)
-    return kind, order, len(each.files), each.files
+def _rank(each: Quantisation) -> tuple[int, int, int, int, Sequence[str]]:
+    """Sort key of ``choose_quantisation``, the best lowest. One file comes before the same model in parts, and a
+    shorter name before one that says more, such as other types of some tensors.
+    """
+    name, files = each.name or "", (len(each.files), len(each.files[0]), each.files)
+    if bits := _BITS_ALONE.match(name):
+        name = next((usual for usual in PREFERRED if usual.startswith(f"Q{bits[1]}")), name)
+    preferred = (*PREFERRED, *_FLOATS) if each.native else PREFERRED
+    if name in preferred:
+        return 0 if each.native else 1, preferred.index(name), *files
+    return 3 if name in _FLOATS else 2, -(each.bytes or 0), *files
 
 
-def _stem(each: Quantisation) -> str:
+def _bits_alone(filename: str) -> str | None:
+    """The bits at the end of a file's name; None if there are none."""
+    found = _BITS_ALONE.search(model_stem(filename))
+    return None if found is None else found[0].upper()
+
+
+def _model(each: Quantisation) -> str:
     """The model's name without its quantisation, as far as the file's name tells."""
-    part = part_name(each.files[0])
-    stem = each.files[0].removesuffix(".gguf") if part is None else part.stem
-    return _QUANTISATION.sub("", stem.rpartition("/")[2]).strip("-._ ").lower()
+    return QUANTISATION.sub("", model_stem(each.files[0]).rpartition("/")[2]).strip("-._ ").lower()
 
 
 def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
