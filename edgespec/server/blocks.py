@@ -29,7 +29,7 @@ from edgespec.text.conversation.messages import THINKING
 _BETWEEN = "\n\n"
 # Claude Code's first line of a system text. Its last part is new in every request, so no cache would fit.
 _HEADER = "x-anthropic-billing-header:"
-# The summary of what came before it.
+# An assistant's summary, which stands for all that came before it.
 _SUMMARY = "compaction"
 # What the server that wrote it encrypted, or ran.
 _ELSEWHERE = (
@@ -67,13 +67,28 @@ MESSAGES = {
 
 def read_blocks(given: object) -> list[Message]:
     """The messages of the field ``messages``, without the field ``system``. Raises ApiError."""
-    own = listed(given)
+    whole = listed(given)
+    own = _summarised(whole)
     each_instead = zip(own, (LEFT_OUT if lacks else _NOTHING for lacks in lacking(own)), strict=True)
     return [
         message
-        for number, (each, instead) in enumerate(each_instead)
-        for message in _messages(each, f"messages[{number}]", instead)
+        for number, (each, instead) in enumerate(each_instead, len(whole) - len(own))
+        for message in _messages(each, f"messages[{max(number, 0)}]", instead)
     ]
+
+
+def _summarised(given: list[Any]) -> list[Any]:
+    """The last summary, if there is one, as a text of the user's, and what follows it."""
+    for at in reversed(range(len(given))):
+        content = given[at].get("content") if isinstance(given[at], Mapping) else None
+        if isinstance(content, list) and given[at].get("role") == "assistant":
+            for place in reversed(range(len(content))):
+                block = content[place]
+                if isinstance(block, Mapping) and block.get("type") == _SUMMARY and block.get("content"):
+                    summary = {"role": "user", "content": block["content"]}
+                    rest = [{**given[at], "content": content[place + 1 :]}] if content[place + 1 :] else []
+                    return [summary, *rest, *given[at + 1 :]]
+    return given
 
 
 def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
@@ -152,10 +167,7 @@ def _of_assistant(blocks: list[tuple[str, Mapping[str, Any]]], param: str) -> li
             own.append(last := _Said())  # texts of neighbours are joined with a line between them
         if kind == "tool_use":
             last.calls.append(_call(block, param))
-        elif kind == _SUMMARY:
-            last.texts.append(_string(block, "content") or "")
-            own.append(_Said())
-        elif kind not in _ELSEWHERE:
+        elif kind not in (_SUMMARY, *_ELSEWHERE):
             (last.texts if kind == "text" else last.thoughts).append(_member(block, kind, param))
     return [each.message() for each in own]
 

@@ -40,9 +40,23 @@ def read_items(given: str | list[Any]) -> list[Message]:
     """The messages that the items stand for, in their order. A text is the user's. Raises ApiError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    each_lacks = zip(given, lacking(given), strict=True)
+    each_lacks = zip(_with_call_ids(given), lacking(given), strict=True)
     found = (_item(each, f"input[{number}]", lacks=lacks) for number, (each, lacks) in enumerate(each_lacks))
     return [message for message in found if message is not None]
+
+
+def _with_call_ids(given: list[Any]) -> list[Any]:
+    """The items with the ``call_id`` of results of a local shell: in OpenAI's package they have an ``id`` alone.
+
+    It is the call's ``call_id``, or its ``id``.
+    """
+    calls = {str(each.get("id")): each.get("call_id") for each in given if each.get("type") == "local_shell_call"}
+    return [
+        {"call_id": calls.get(str(each.get("id"))) or each.get("id"), **each}
+        if each.get("type") == "local_shell_call_output"
+        else each
+        for each in given
+    ]
 
 
 def left_out_items(given: str | list[Any]) -> tuple[str, ...]:
@@ -100,11 +114,6 @@ def _result(given: Mapping[str, Any], param: str) -> Message:
     return {"role": "tool", "tool_call_id": check_texts(given.get("call_id"), param), "content": content}
 
 
-def _local_shell_result(given: Mapping[str, Any], param: str) -> Message:
-    """The result of a call that its ``id`` names: OpenAI's package has no ``call_id`` here."""
-    return _result({**given, "call_id": given.get("call_id") or given.get("id")}, param)
-
-
 def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
     """Thinking that the client has as text. Summaries are not what was thought, and encrypted texts are others'."""
     thought = thought_text(given.get("content"))
@@ -137,8 +146,7 @@ _ITEMS: Mapping[str, Callable[[Mapping[str, Any], str], Message | None]] = {
     "custom_tool_call": _custom_call,
     "custom_tool_call_output": _result,
     **dict.fromkeys(("local_shell_call", "shell_call", "apply_patch_call"), _own_call),
-    "local_shell_call_output": _local_shell_result,
-    **dict.fromkeys(("shell_call_output", "apply_patch_call_output"), _result),
+    **dict.fromkeys(("local_shell_call_output", "shell_call_output", "apply_patch_call_output"), _result),
     "reasoning": _reasoning,
     **dict.fromkeys(ELSEWHERE, lambda given, param: None),
 }

@@ -220,7 +220,6 @@ def test_blocks_of_another_servers_tools_are_left_out_with_a_warning() -> None:
     [
         ([{"type": "server_tool_use"}, {"type": "web_search_tool_result"}], "a\n\nb"),
         ([{"type": "redacted_thinking", "data": "gA"}], "ab"),
-        ([{"type": "compaction", "content": "the summary"}], "a\n\nthe summary\n\nb"),
         ([{"type": "compaction", "content": None}], "a\n\nb"),
     ],
 )
@@ -228,6 +227,21 @@ def test_texts_around_blocks_that_are_left_out_stand_apart(between: list[dict[st
     blocks = [text("a"), *between, text("b")]
     assert said(user("x"), assistant(blocks), user("y"))[1] == assistant(content)
     assert said(user("x"), assistant(blocks[:-1]))[1] == assistant(content.removesuffix("b").rstrip())
+
+
+def test_a_summary_stands_for_what_came_before_it() -> None:
+    summary = {"type": "compaction", "content": "the summary"}
+    older = {"type": "compaction", "content": "older"}
+    long = [
+        user("x"),
+        assistant([older, text("a")]),
+        user("y"),
+        assistant([text("b"), summary, text("c")]),
+        user("z"),
+    ]
+    assert said(user("x"), first, user("y"), last, user("z")) == [user("the summary"), assistant("c"), user("z")]
+    assert said(user("x"), assistant([summary])) == [user("the summary")]
+    assert said(user("x"), assistant([summary]), user("z")) == said(user("the summary"), user("z"))
 
 
 def test_a_file_for_another_servers_container_is_left_out_once_it_was_answered() -> None:

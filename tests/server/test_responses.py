@@ -189,6 +189,13 @@ def test_calls_that_the_client_runs_for_openais_tools_are_calls(
     assert found[2:] == [{**result, "tool_call_id": "d"}, {**result, "tool_call_id": "c"}]
 
 
+def test_a_result_of_a_local_shell_may_name_the_id_of_its_call() -> None:
+    calls = [{"type": "local_shell_call", "call_id": each, "id": f"lsh_{each}", "action": {}} for each in "cd"]
+    results = [{"type": "local_shell_call_output", "id": f"lsh_{each}", "output": each} for each in "dc"]
+    found = messages(HELLO, *calls, *results)
+    assert [(each["tool_call_id"], each["content"]) for each in found[2:]] == [("d", "d"), ("c", "c")]
+
+
 @pytest.mark.parametrize(
     "content",
     [
