@@ -154,11 +154,14 @@ class PromptFormat:
                 f"{self._name} cannot continue the assistant's message: its chat template does not show it last",
                 hint="end with a user message",
             )
+        if not variables.keys() - switched({SWITCH: True}).keys():  # others may be what the template shows
+            asked = next((each["content"] for each in reversed(messages) if each["role"] == "user"), "")
+            if asked.strip() not in prompt and template.ignores_messages(tools=bool(tools)):
+                raise TemplateError("the chat template does not show the messages", hint="use another model file")
         # Where marks are control tokens, those in a content are text, and the template's thinking is the only one.
-        marks = None if self.thinking_tokens else self.thinking
-        if not continues or marks is None or messages[-1].get(THINKING[0]):
+        if not continues or self.thinking is None or self.thinking_tokens or messages[-1].get(THINKING[0]):
             return prompt
-        return marks.once(prompt, messages[-1]["content"])
+        return self.thinking.once(prompt, messages[-1]["content"])
 
     def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""
