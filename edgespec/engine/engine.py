@@ -158,10 +158,7 @@ class Engine:
         Settings of the program that keeps the file come before both. Greedy if nothing states any, or if the values
         are invalid. The rule is the engine's.
         """
-        stated = self.pair.target.header.sampling
-        if not stated and self.pair.family is not None:
-            stated = self.pair.family.sampling
-        stated = {**stated, **self.pair.kept.sampling}
+        stated = self.pair.stated_sampling
         if stated.get("repeat_penalty", 1) != 1:
             stated = {"repeat_last_n": USUAL_LAST_N, **stated}
         own = Sampling(rule=self.profile.rule)

@@ -8,7 +8,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,9 +122,14 @@ def sampling_for(usual: Sampling, request: Request, index: int) -> Sampling:
     With a seed, each further answer has the next one. Raises InvalidRequestError.
     """
     seed = request.seed if request.seed is None else (request.seed + index) % SEEDS
-    last_n = request.usual_last_n if usual.repeat_last_n == -1 else usual.repeat_last_n
-    values: dict[str, Any] = {"repeat_last_n": last_n, **request.sampling, "seed": seed}
+    values: dict[str, Any] = {**request.sampling, "seed": seed}
     return replace(usual, **values)
+
+
+def with_usual_window(usual: Sampling, stated: Collection[str], request: Request) -> Sampling:
+    """The model's own sampling, with the request's ``usual_last_n`` unless ``repeat_last_n`` is ``stated``."""
+    last_n = request.usual_last_n
+    return usual if last_n is None or "repeat_last_n" in stated else replace(usual, repeat_last_n=last_n)
 
 
 def without_words(sampling: Sampling, words: Sequence[str], tokenizer: Tokenizer) -> Sampling:
@@ -160,7 +165,7 @@ async def decode(
     A cancelled call ends immediately. Its step ends within one forward, and the session goes back to the pool.
     """
     engine = loaded.engine
-    usual = engine.file_sampling
+    usual = with_usual_window(engine.file_sampling, engine.pair.stated_sampling, request)
     # A greedy answer has no seed. A single one draws its own: the session knows then that no other answer had it.
     if request.seed is None and request.answers > 1 and not sampling_for(usual, request, 0).greedy:
         request = replace(request, seed=secrets.randbelow(_DRAWN_SEEDS))

@@ -69,6 +69,8 @@ _WORDS = {
 
 def wanted(schema: Schema) -> str:
     """What the schema allows, in words, such as "a number from 0 to 1". Null goes without saying."""
+    if words := schema.get("description"):
+        return str(words)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(dict.fromkeys(filter(None, map(wanted, choices))))
     values = [schema["const"]] if "const" in schema else schema.get("enum")

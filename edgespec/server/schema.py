@@ -48,7 +48,7 @@ class Request:
     heal: bool = True
     reply_fields: tuple[str, ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    usual_last_n: int = -1
+    usual_last_n: int | None = None
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()

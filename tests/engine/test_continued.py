@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from edgespec.text.conversation.messages import check_conversation
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 from tests.support.tiny_gguf import CHATML
 from tests.support.tiny_models import TinyModels, answer
+from tests.support.vocabularies import CONTROL, NORMAL, USER_DEFINED, byte_letters, write_vocabulary
 
 ASKED = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "what is water"}]
 HIDING = CHATML.replace("{% for message in messages %}", "{% for message in messages if message.role == 'user' %}")
@@ -161,3 +163,57 @@ def test_thinking_that_is_begun_is_the_only_thinking_in_the_prompt(
             assert prompt(content).endswith(f"water<|im_end|>\n<|im_start|>assistant\n{content}")
         closed = "<think>\n\n</think>\n\n" if template is CLOSES else ""
         assert prompt("Sure").endswith(f"<|im_start|>assistant\n{closed}Sure")
+
+
+# The turn begins with every message alone; the last answer has a thinking, of the message where it has one.
+NO_TURN = "{# <think></think> #}" + CHATML.partition("{% if add_generation_prompt")[0]
+REASONS = CLOSES.replace("<think>\\n\\n", "<think>\\n' + (message.reasoning_content or '') + '\\n")
+HARMONY = "{# <|channel|>analysis<|message|><|end|><|channel|>final<|message|> #}" + CHATML.replace(
+    "message['content']",
+    "('<|channel|>final<|message|>' if message.role == 'assistant' else '') + message['content']",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "user", "message", "end"),
+    [
+        (NO_TURN, "hi", begun("<think>Ok"), "<|im_start|>assistant\n<think>Ok"),
+        (
+            "{# <think> #}{{ messages[0].content }}{{ messages[1].content }}",
+            "</think>",
+            begun("<think>Ok"),
+            "</think><think>Ok",
+        ),
+        (
+            REASONS,
+            "hi",
+            begun("<think>Ok", reasoning_content="REASON"),
+            "<|im_start|>assistant\n<think>\nREASON\n</think>\n\n<think>Ok",
+        ),
+        (
+            HARMONY,
+            "hi",
+            begun("<|channel|>analysis<|message|>Ok"),
+            "<|im_start|>assistant\n<|channel|>final<|message|><|channel|>analysis<|message|>Ok",
+        ),
+    ],
+    ids=["no header of an answer", "a mark of the user's", "its own thinking", "a channel of answers"],
+)
+def test_nothing_else_is_taken_from_in_front_of_thinking_that_is_begun(
+    tiny: TinyModels, template: str, user: str, message: dict[str, Any], end: str
+) -> None:
+    with closing(GgufTokenizer(read_header(tiny.target))) as tokenizer:
+        prompts = PromptFormat("tiny", tokenizer, template, None)
+        assert prompts.read([{"role": "user", "content": user}, message], continues=True).endswith(end)
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_thinking_stays_in_front_of_a_mark_that_a_text_cannot_have(tmp_path: Path, kind: int) -> None:
+    tokens = [("<s>", CONTROL), ("</s>", CONTROL), ("<think>", kind), ("</think>", kind)]
+    path = tmp_path / "tiny.gguf"
+    write_vocabulary(path, [*tokens, ("ab", NORMAL), *((each, NORMAL) for each in byte_letters())], ids={"eos": 1})
+    with closing(GgufTokenizer(read_header(path))) as tokenizer:
+        prompts = PromptFormat("tiny", tokenizer, CLOSES, None)
+        sent = [{"role": "user", "content": "hi"}, begun("<think>Ok")]
+        ids = prompts.encode(prompts.read(sent, continues=True))
+        assert [token for token in ids if token in (2, 3)] == ([2, 3] if kind == CONTROL else [2])

@@ -125,9 +125,11 @@ def test_file_sampling_comes_from_the_model_files_metadata(tmp_path: Path, tiny:
     stated = with_sampling(tmp_path / "last.gguf", {**SAMPLING, "penalty_last_n": 256})
     with tiny.load(stated, draft="none") as engine:
         assert engine.file_sampling.repeat_last_n == 256
+        assert engine.pair.stated_sampling["repeat_last_n"] == 256
     off = with_sampling(tmp_path / "off.gguf", {**SAMPLING, "penalty_repeat": 1.0})
     with tiny.load(off, draft="none") as engine:
         assert engine.file_sampling.repeat_last_n == -1, "a penalty that is off has no window"
+        assert "repeat_last_n" not in engine.pair.stated_sampling
 
 
 @pytest.mark.parametrize("temperature", [0.6, -1.0], ids=["stated", "invalid"])

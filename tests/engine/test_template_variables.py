@@ -104,8 +104,6 @@ def test_documents_are_refused_where_the_template_does_not_read_them(tiny: TinyM
                 "tools",
                 "bos_token",
                 "eos_token",
-                "unk_token",
-                "pad_token",
                 "add_generation_prompt",
                 "raise_exception",
             )

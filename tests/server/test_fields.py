@@ -198,7 +198,7 @@ def test_a_schema_allows_what_it_says(schema: Schema, allowed: list[Any], refuse
 
 def test_the_tables_schemas_use_no_keyword_that_is_not_checked() -> None:
     known = {"type", "minimum", "maximum", "minLength", "minItems", "maxItems", "items", "maxProperties", "required"}
-    known |= {"anyOf", "oneOf", "const", "enum", "properties"}
+    known |= {"anyOf", "oneOf", "const", "enum", "properties", "description"}
 
     def keywords(schema: Schema) -> set[str]:
         inner = [

@@ -23,7 +23,7 @@ from edgespec.errors import (
     InvalidRequestError,
     PromptTooLongError,
 )
-from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, without_words
+from edgespec.server.answers import Part, ScoredToken, TokenScores, sampling_for, with_usual_window, without_words
 from edgespec.server.errors import ApiError, api_error
 from edgespec.server.faces.face import Head, Stretch
 from edgespec.server.faces.openai import CHAT, COMPLETION, read_chat, usage
@@ -161,20 +161,25 @@ def test_the_tokens_that_penalties_look_at_are_those_of_the_request_or_of_the_mo
 
 
 @pytest.mark.parametrize(
-    ("given", "usual", "last"),
+    ("given", "stated", "last"),
     [
-        ({"options": {"repeat_penalty": 1.1}}, -1, 64),
-        ({"repeat_penalty": 1.1}, -1, 64),
+        ({"options": {"repeat_penalty": 1.1}}, None, 64),
+        ({"repeat_penalty": 1.1}, None, 64),
         ({"repeat_penalty": 1.1}, 9, 9),
-        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, -1, -1),
-        ({"repetition_penalty": 1.1}, -1, -1),
+        ({"repeat_penalty": 1.1}, -1, -1),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, None, -1),
+        ({"repetition_penalty": 1.1}, None, -1),
+        ({"repetition_penalty": 1.1}, 9, 9),
+        ({"repetition_penalty": 1.1, "repeat_penalty": 1.0}, None, -1),
     ],
 )
 def test_a_penalty_of_llama_cpp_and_ollama_looks_at_the_last_64_tokens(
-    given: dict[str, Any], usual: int, last: int
+    given: dict[str, Any], stated: int | None, last: int
 ) -> None:
     request = read_chat({"messages": [{"role": "user", "content": "hi"}], **given})
-    assert sampling_for(Sampling(repeat_last_n=usual), request, 0).repeat_last_n == last
+    own: dict[str, Any] = {} if stated is None else {"repeat_last_n": stated}
+    usual = with_usual_window(Sampling(**own), own, request)
+    assert sampling_for(usual, request, 0).repeat_last_n == last
 
 
 @given(

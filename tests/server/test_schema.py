@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,7 +174,8 @@ def test_fields_without_meaning_for_the_answer_are_ignored(ignored: dict[str, An
         ("nsigma", 1.5),
         ("dynamic_temperature", True),
         ("guidance_scale", 1.5),
-        ("negative_prompt", "rude"),
+        ("guidance_scale", 2),
+        ("num_beams", 4),
         ("custom_token_bans", "5,6"),
         ("stop_regex", "a+"),
         ("thinking_token_budget", 100),
@@ -253,36 +253,58 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "top_k": 40.0}).sampling == {"top_k": 40}
     assert read_chat({"messages": HI, "top_k": -1}).sampling == {"top_k": 0}
     assert 0 < read_chat({"messages": HI, "top_p": 0}).sampling["top_p"] < 1e-6
-    for name in ("max_new_tokens", "max_length", "max_output_tokens"):
+    for name in ("max_new_tokens", "max_output_tokens"):
         assert (
             read_chat({"messages": HI, name: 5}).max_tokens
             == read_completion({"prompt": "x", name: 5}).max_tokens
             == 5
         )
         assert read_chat({"messages": HI, name: 5, "max_tokens": 6}).max_tokens == 6
-    for name in ("min_new_tokens", "min_length"):
-        assert read_chat({"messages": HI, name: 5}).min_tokens == 5
-        assert read_chat({"messages": HI, name: 0, "min_tokens": 6}).min_tokens == 6
+    assert read_chat({"messages": HI, "min_new_tokens": 5}).min_tokens == 5
+    assert read_chat({"messages": HI, "min_new_tokens": 0, "min_tokens": 6}).min_tokens == 6
     assert read_chat({"messages": HI, "stopping_strings": ["a"]}).stop == ("a",)
     assert read_chat({"messages": HI, "stopping_strings": ["a"], "stop": "b"}).stop == ("b",)
     assert read_chat({"messages": HI, "ban_eos_token": True}).ignore_eos
-    for name, kind, text in (("regex", "regex", "[0-9]+"), ("ebnf", "grammar", 'root ::= "a"')):
+    for name, kind, text in (
+        ("regex", "regex", "[0-9]+"),
+        ("ebnf", "grammar", 'root ::= "a"'),
+        ("grammar_string", "grammar", 'root ::= "a"'),
+    ):
         found = read_chat({"messages": HI, name: text}).form
         assert found is not None
         assert (found.form.kind, found.field) == (kind, name)
 
 
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        ({"max_tokens": 100}, {"max_new_tokens": 0}),
+        ({"max_tokens": 100}, {"max_output_tokens": 0}),
+        ({"max_tokens": 100}, {"max_new_tokens": "100"}),
+        ({"stop": ["a"]}, {"stopping_strings": ["b"] * (MOST_STOPS + 1)}),
+    ],
+)
+def test_a_later_name_of_what_an_earlier_one_sets_is_not_read(first: dict[str, Any], later: dict[str, Any]) -> None:
+    assert read_chat({"messages": HI, **first, **later}) == read_chat({"messages": HI, **first})
+    assert refused(read_chat, {"messages": HI, **later}).param in later
+
+
+def test_the_name_of_responses_comes_before_those_of_other_servers() -> None:
+    assert read_responses({"input": "hi", "max_output_tokens": 5, "max_new_tokens": 9}).max_tokens == 5
+    assert read_responses({"input": "hi", "max_new_tokens": 9}).max_tokens == 9
+
+
 # What SillyTavern sends to any server where nothing is switched on.
 NEUTRAL = {
     "mirostat_mode": 0, "typical": 1, "typical_p": 1, "typ_p": 1, "nsigma": 0, "dynamic_temperature": False,
-    "guidance_scale": 1, "negative_prompt": "", "custom_token_bans": "", "stop_regex": "", "ban_eos_token": False,
-    "stopping_strings": [], "min_length": 0,
+    "guidance_scale": 1, "negative_prompt": "rude", "custom_token_bans": "", "stop_regex": "", "ban_eos_token": False,
+    "num_beams": 1, "grammar_string": "", "stopping_strings": [], "min_length": 9, "max_length": 5,
 }  # fmt: skip
 
 
 def test_settings_of_other_programs_that_are_off_change_nothing() -> None:
     plain = read_chat({"messages": HI})
-    assert replace(read_chat({"messages": HI, **NEUTRAL}), min_tokens=None) == plain
+    assert read_chat({"messages": HI, **NEUTRAL}) == plain
 
 
 def test_ways_to_draw_that_samplers_leaves_out_are_off() -> None:
@@ -404,7 +426,9 @@ def test_a_completion_reads_its_prompts() -> None:
     assert "at most 32" in refused(read_completion, {"prompt": ["a"] * 17, "n": 2}).message
     assert refused(read_completion, {"prompt": "a", "best_of": 2}).code == "unsupported_parameter"
     assert refused(read_completion, {"prompt": "a", "best_of": 3, "n": 2}).param == "best_of"
-    assert read_completion({"prompt": "a", "best_of": 2, "n": 2}).choices == 2
+    assert "only 1, true or `n` (" in refused(read_completion, {"prompt": "a", "best_of": 3}).message
+    for name in ("n", "n_cmpl"):
+        assert read_completion({"prompt": "a", "best_of": 2, name: 2}).choices == 2
     for field, value in (("echo", True), ("suffix", "end")):
         error = refused(read_completion, {"prompt": [1, 2], field: value})
         assert (error.param, error.code) == (field, "unsupported_parameter")
@@ -437,8 +461,10 @@ def test_log_probabilities_and_bias_are_read() -> None:
         "logit_bias has pairs of a whole number from 0 to 999999999 and a number from -100 to 100 or false, not"
     )
     for odd, words in (
-        ({"5": -101}, f"{pairs_of} [5, -101]"),
-        ({"1": "-100"}, f'{pairs_of} [1, "-100"]'),
+        ({"5": -101}, f'{pairs_of} {{"5": -101}}'),
+        ({"1": "-100"}, f'{pairs_of} {{"1": "-100"}}'),
+        ({"-1": 1}, f'{pairs_of} {{"-1": 1}}'),
+        ({"1234567890": 1}, f'{pairs_of} {{"1234567890": 1}}'),
         ([5, -1], f"{pairs_of} 5"),
         ([[None, 1]], f"{pairs_of} [null, 1]"),
         ({"Hello": 1}, "a bias of a text is not supported"),

@@ -144,6 +144,7 @@ OTHER_FIELDS = [
     *("top_a", "epsilon_cutoff", "eta_cutoff", "smoothing_factor", "no_repeat_ngram_size"),
     *("thinking.budget_tokens", "thinking_budget"),
     *("max_new_tokens", "max_length", "max_output_tokens", "min_new_tokens", "min_length", "regex", "ebnf"),
+    *("grammar_string", "num_beams"),
     *("stopping_strings", "stop_regex", "ban_eos_token", "custom_token_bans", "negative_prompt", "guidance_scale"),
     *("mirostat_mode", "typical", "typ_p", "nsigma", "dynamic_temperature"),
 ]

@@ -369,6 +369,11 @@ def test_a_template_gets_the_tokens_for_unknown_text_and_padding_that_the_file_s
             prompts = PromptFormat("tiny", tokenizer, source, None)
             expected = [[each] if isinstance(each, int) else tokenizer.encode(each) for each in prompt]
             assert prompts.encode(prompts.read(asked)) == [token for each in expected for token in each]
+            if "padding" in ids:
+                with pytest.raises(InvalidRequestError, match="template variable pad_token cannot be set"):
+                    prompts.read(asked, variables={"pad_token": "x"})
+            else:  # the name is free
+                assert prompts.read(asked, variables={"pad_token": "x"}) == "a<?>x"
 
 
 def test_without_stated_kinds_texts_decide(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
 
 from edgespec.errors import TemplateError
+from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.messages import read_conversation
 from edgespec.text.conversation.model_template import ModelTemplate, ModelTemplates
+from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 
@@ -167,10 +170,32 @@ def test_contents_are_typed_parts_where_the_template_shows_no_texts(name: str) -
     assert begun.endswith("word 5 and")
 
 
+def read(source: str, *messages: Message, **variables: Any) -> str:
+    """The prompt, of which only the template decides."""
+    tokenizer = cast(Tokenizer, SimpleNamespace(template_tokens={}))
+    return PromptFormat("tiny", tokenizer, source, None).read(messages, variables=variables)
+
+
 def test_a_template_that_writes_the_same_for_any_message_is_refused() -> None:
-    template = ModelTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content.words }}{% endfor %}", dict)
-    with pytest.raises(TemplateError, match="does not show the messages"):
-        template.shaped([user()], tools=False)
+    for variables in ({}, {"enable_thinking": False, "thinking": False}):
+        with pytest.raises(TemplateError, match="does not show the messages"):
+            read("{% for m in messages %}[{{ m.role }}]{{ m.content.words }}{% endfor %}", user(), **variables)
+
+
+@pytest.mark.parametrize(
+    ("source", "variables", "prompt"),
+    [
+        ("{% if task == 'a' %}T: {{ messages[-1].content }}{% endif %}Q", {"task": "a"}, "T: askQ"),
+        ("Q{% if documents %}{{ documents[0].text }}{% endif %}", {"documents": [{"text": "d"}]}, "Qd"),
+        ("{{ messages[-1].content | length }}", {}, "3"),
+        ("{{ messages[-1].content | upper }}", {}, "ASK"),
+        ("Q{% if messages | length > 2 %}{{ messages[2].content }}{% endif %}", {}, "Qask"),
+    ],
+)
+def test_a_template_that_shows_this_conversation_is_not_refused(
+    source: str, variables: dict[str, Any], prompt: str
+) -> None:
+    assert read(source, user("begin"), said("x"), user("ask"), **variables) == prompt
 
 
 def test_ids_are_nine_letters_and_digits_where_the_template_insists_on_them() -> None:

@@ -321,7 +321,7 @@ def test_messages_and_extra_values_that_templates_cannot_print_are_refused() -> 
         template("x").render([], extra={"tools": {1: 2}})
     with pytest.raises(InvalidRequestError, match="messages must be a list of mappings"):
         template("x").render(["hello"])  # type: ignore[list-item]
-    with pytest.raises(InvalidRequestError, match="'messages' is set by render"):
+    with pytest.raises(InvalidRequestError, match="variable messages cannot be set"):
         template("x").render([], extra={"messages": []})
     endless: list[Any] = []
     endless.append(endless)

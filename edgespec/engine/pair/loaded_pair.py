@@ -188,6 +188,14 @@ class LoadedPair:
         """The target's model family; None if unknown."""
         return family_of(self.target.header, self.pool.target.name)
 
+    @property
+    def stated_sampling(self) -> Mapping[str, object]:
+        """What the target's file, or else its family's makers, and before them the program that keeps it state."""
+        stated = self.target.header.sampling
+        if not stated and self.family is not None:
+            stated = self.family.sampling
+        return {**stated, **self.kept.sampling}
+
     def drafter_offer(self) -> DrafterOffer | None:
         """A drafter to fetch for a target without one, if it is expected to be faster than plain decoding."""
         request, target = self.request, self.target.facts

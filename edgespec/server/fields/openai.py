@@ -138,19 +138,20 @@ def _prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
 def _biases(given: Mapping[str, float] | list[list[Any]]) -> dict[int, float] | None:
     """False bans a token, as in llama.cpp. Raises ApiError."""
     pairs: list[Any] = given if isinstance(given, list) else [[_id_in(token), bias] for token, bias in given.items()]
-    for pair in pairs:
+    members = given if isinstance(given, list) else ({token: bias} for token, bias in given.items())
+    for member, pair in zip(members, pairs, strict=True):
         is_pair = isinstance(pair, list) and len(pair) == 2
         if is_pair and isinstance(pair[0], str):
             raise unsupported("logit_bias", "a bias of a text")
         if not is_pair or pair[0] is None or not fits(_ID, pair[0]) or not fits(_BIAS_OR_BAN, pair[1]):
             allowed = f"{wanted(_ID)} and {wanted(_BIAS_OR_BAN)}"
-            raise ApiError(f"logit_bias has pairs of {allowed}, not {json.dumps(pair)[:40]}", param="logit_bias")
+            raise ApiError(f"logit_bias has pairs of {allowed}, not {json.dumps(member)[:40]}", param="logit_bias")
     return {int(token): BIASES.least if bias is False else bias for token, bias in pairs} or None
 
 
 def _id_in(name: str) -> int | str:
-    """The token of an object's member; its name if that is none."""
-    return int(name) if re.fullmatch("[0-9]{1,9}", name) else name
+    """The number that names an object's member; the name if it is none."""
+    return int(name) if re.fullmatch("-?[0-9]{1,40}", name) else name
 
 
 def _unnamed(given: Any) -> dict[str, float] | None:
@@ -246,13 +247,11 @@ _OBEYED = (
     _length("max_completion_tokens", CHATS),
     _length("max_tokens", CHATS),
     _length("max_output_tokens", CHAT),
-    _length("max_new_tokens", CHATS),
-    _length("max_length", CHATS),
+    _length("max_new_tokens", CHAT),
     _length_or_none("max_tokens", TEXTS),
     _length_or_none("max_completion_tokens", TEXTS),
     _length_or_none("max_output_tokens", TEXTS),
     _length_or_none("max_new_tokens", TEXTS),
-    _length_or_none("max_length", TEXTS),
     _length_or_none("n_predict", ALL),
     _variable(
         "chat_template_kwargs",
@@ -299,7 +298,10 @@ _OBEYED = (
     *(_form(name, SCHEMA, asked("schema", name)) for name in ("json_schema", "guided_json")),
     _form("format", SCHEMA, ollama_format),
     _form("structured_outputs", MEMBERS, structured_outputs),
-    *(_form(name, FORM_TEXT, asked("grammar", name)) for name in ("grammar", "guided_grammar", "ebnf")),
+    *(
+        _form(name, FORM_TEXT, asked("grammar", name))
+        for name in ("grammar", "guided_grammar", "ebnf", "grammar_string")
+    ),
     *(_form(name, FORM_TEXT, asked("regex", name)) for name in ("guided_regex", "regex")),
     _form("guided_choice", _CHOICES, asked("choice", "guided_choice")),
     Field("model", TEXT, "the served model, by one of its names", ALL),
@@ -357,9 +359,9 @@ _OBEYED = (
     ),
     Field("stop_token_ids", _TOKENS, "tokens before which the answer ends", ALL, _tokens),
     *named(
-        "min_tokens min_new_tokens",
+        "min_tokens",
         Field(
-            "min_length",
+            "min_new_tokens",
             whole(0, MOST_WHOLE),
             "tokens of the answer before which nothing ends it",
             ALL,
@@ -401,9 +403,9 @@ _REFUSED = (
     *_refused("modalities", "other prompts or answers than text", {"enum": [["text"]]}),
     *_refused("audio images image_data width height steps", "other prompts or answers than text"),
     *_refused("web_search_options moderation", "a service of OpenAI"),
-    *_refused("best_of", "the best of more answers than `n`", {"enum": [1, True]}),
+    *_refused("best_of", "the best of more answers than `n`", {"enum": [1, True], "description": "1, true or `n`"}),
     *_refused("use_beam_search early_stopping", "the best of several answers", NO),
-    *_refused("length_penalty", "the best of several answers", ONE),
+    *_refused("length_penalty num_beams", "the best of several answers", ONE),
     *_refused("suffix", "text after the answer", {"enum": [""]}, apis=CHATS),
     *_refused("n_indent", "an answer of indented lines", ZERO, apis=_NOT_INFILL),
     *_refused(
@@ -420,9 +422,7 @@ _REFUSED = (
     ),
     *_refused("top_n_sigma nsigma adaptive_target", "another way to draw tokens", {"enum": [-1, 0]}),
     *_refused("min_keep", "another way to draw tokens", {"enum": [0, 1]}),
-    *_refused(
-        "logits_processors vllm_xargs watermarking negative_prompt custom_token_bans", "another way to draw tokens"
-    ),
+    *_refused("logits_processors vllm_xargs watermarking custom_token_bans", "another way to draw tokens"),
     *_refused("penalize_nl options.penalize_newline", "line breaks without penalty", YES),
     *_refused("allowed_token_ids", "an answer of some tokens only"),
     *_refused(
@@ -490,12 +490,13 @@ _IGNORED = (
     *_ignored(
         "xtc_threshold dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
         "adaptive_decay mirostat_tau options.mirostat_tau mirostat_eta options.mirostat_eta "
-        "grammar_type preserved_tokens guided_decoding_backend "
+        "negative_prompt grammar_type preserved_tokens guided_decoding_backend "
         "reasoning_budget_start_tag reasoning_budget_end_tag reasoning_budget_end_tags reasoning_budget_message "
         "spaces_between_special_tokens media_io_kwargs mm_processor_kwargs return_mm_kwargs",
         "settings of what is refused",
     ),
     *_ignored("verbosity", "a wish for longer or shorter answers"),
+    *_ignored("max_length min_length", "lengths that count the prompt in some programs, and not in others"),
     *_ignored("response_fields", "parts of a reply: it has all of them, as llama.cpp's has", apis=_NOT_INFILL),
     *_ignored("return_progress", "events between the pieces of an answer", apis=RESPONSES),
     *_ignored("think parallel_tool_calls", "thinking and calls, which only chats have", apis=TEXTS),

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from edgespec.server.fields.field import FLAG, LENGTH, MOST_WHOLE, NO, OBJECTS, ONE, TEXT, Field, ignored, refused
+from edgespec.server.fields.field import (
+    FLAG,
+    LENGTH,
+    MOST_WHOLE,
+    NO,
+    OBJECTS,
+    ONE,
+    TEXT,
+    Field,
+    ignored,
+    named,
+    refused,
+)
 from edgespec.server.fields.openai import CHOICE, RESPONSES
 from edgespec.server.forms import RESPONSE_FORMAT, text_format
 from edgespec.server.items import read_items, read_tools
@@ -44,7 +56,10 @@ FIELDS = (
         required=True,
     ),
     Field("instructions", TEXT, "the system message, in front of the items", RESPONSES, texts=True),
-    Field("max_output_tokens", _MOST, "the most tokens of an answer", RESPONSES, int, "max_tokens"),
+    *named(
+        "max_output_tokens",
+        Field("max_new_tokens", _MOST, "the most tokens of an answer", RESPONSES, int, "max_tokens"),
+    ),
     Field(
         "tools",
         OBJECTS,

@@ -28,6 +28,8 @@ TABLES: Mapping[str, tuple[Field, ...]] = {
 }
 # The penalty of llama.cpp and Ollama, and not vLLM's, which looks at the whole text.
 _WINDOWED = "repeat_penalty"
+# What several fields set together.
+_OF_SEVERAL = ("template_variables", "form")
 
 FIELDS = tuple(field for fields in TABLES.values() for field in fields)
 
@@ -40,12 +42,15 @@ def fields_for(api: str) -> list[Field]:
 def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the fields of a body set, and ``sampling`` with the arguments of Sampling. Raises ApiError."""
     found, sampling = dict[str, Any](), dict[str, Any]()
-    if body.get("best_of") == body.get("n"):  # the best of as many answers as are returned: all of them
+    choices = [body[name] for name in ("n_cmpl", "n") if body.get(name) is not None]
+    if choices[:1] == [body.get("best_of")]:  # the best of as many answers as are returned: all of them
         body = {**body, "best_of": None}
     for field in fields_for(api):
+        group, _, name = (field.sets or field.name).rpartition(".")
+        into = sampling if group == "sampling" else found
+        if name in into and name not in _OF_SEVERAL:
+            continue  # a client may send the names of several programs, with other values
         if (value := field.read(body)) is not None:
-            group, _, name = (field.sets or field.name).rpartition(".")
-            into = sampling if group == "sampling" else found
             before = into.setdefault(name, value)
             if field.name.endswith(_WINDOWED):
                 found["usual_last_n"] = USUAL_LAST_N

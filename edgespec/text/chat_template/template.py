@@ -28,10 +28,17 @@ _REASON_CHARACTERS = 300
 _PYTHON_CHARACTERS = 256 * 1024
 # Some templates put a role into a control token's name. These roles count as the template's own words.
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-# The variables that rendering itself sets.
-RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token"})
+# The variables that rendering itself sets, next to those of further tokens that a model has.
+RESERVED = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token"})
 # What templates get where a request has none, as in transformers.
 ABSENT: Mapping[str, Any] = MappingProxyType({"tools": None, "documents": None})
+
+
+def not_settable(variable: str) -> InvalidRequestError:
+    """The error for a template's variable that a request cannot set."""
+    return InvalidRequestError(
+        f"the template variable {variable} cannot be set", hint="edgespec or the template sets it"
+    )
 
 
 class ChatTemplate:
@@ -85,8 +92,8 @@ class ChatTemplate:
         own = {"messages": messages, "add_generation_prompt": add_generation_prompt, **self._tokens}
         variables = {**absent, **own}
         if extra is not None:
-            if taken := RESERVED.intersection(extra):
-                raise InvalidRequestError(f"{sorted(taken)[0]!r} is set by render itself and cannot be in extra")
+            if taken := own.keys() & extra.keys():
+                raise not_settable(min(taken))
             variables.update(extra)
         sizes = list[int]()
         copies = {

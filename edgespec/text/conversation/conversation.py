@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError, PromptTooLongError, TemplateError
 from edgespec.interfaces.counted_text import common_prefix
-from edgespec.text.chat_template.origin import SAID, joined, origins_of, written
+from edgespec.text.chat_template.origin import SAID, origins_of, written
 from edgespec.text.conversation.answer_parts import AnswerParts, AnswerText, Said
 from edgespec.text.conversation.call_formats import call_format
 from edgespec.text.conversation.ends import Ends
@@ -123,10 +123,6 @@ class PromptFormat:
         With ``continues`` it ends with the content of the last message, the assistant's, and no mark behind it.
         Raises TemplateError, InvalidRequestError, and what ``budget`` raises.
         """
-        if continues and self.thinking is not None and self.thinking.begins(messages[-1]["content"]):
-            # In front of such a content some templates write an empty thinking.
-            before = self.thinking.left_out_of(self.read(messages[:-1], tools, variables, budget))
-            return joined([before, messages[-1]["content"]])
         variables = variables or {}
         called = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         documents = bool(variables.get(DOCUMENTS))
@@ -158,7 +154,14 @@ class PromptFormat:
                 f"{self._name} cannot continue the assistant's message: its chat template does not show it last",
                 hint="end with a user message",
             )
-        return prompt
+        if not variables.keys() - switched({SWITCH: True}).keys():  # others may be what the template shows
+            asked = next((each["content"] for each in reversed(messages) if each["role"] == "user"), "")
+            if asked.strip() not in prompt and template.ignores_messages(tools=bool(tools)):
+                raise TemplateError("the chat template does not show the messages", hint="use another model file")
+        # Where marks are control tokens, those in a content are text, and the template's thinking is the only one.
+        if not continues or self.thinking is None or self.thinking_tokens or messages[-1].get(THINKING[0]):
+            return prompt
+        return self.thinking.once(prompt, messages[-1]["content"])
 
     def encode(self, prompt: str, budget: RequestBudget | None = None) -> list[int]:
         """Tokens of what ``read`` returned; a begin-of-sequence token is added unless the template wrote one."""

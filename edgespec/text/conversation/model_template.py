@@ -93,10 +93,17 @@ class ModelTemplate:
 
     def shaped(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
         """The messages as this template can show them, next to tools or without. Raises TemplateError."""
+        return self._shapes_for(tools).shaped(messages)
+
+    def ignores_messages(self, *, tools: bool) -> bool:
+        """Whether the template writes the same for any message, unless another variable is set."""
+        return self._shapes_for(tools).ignores
+
+    def _shapes_for(self, tools: bool) -> Shapes:
         if tools not in self._shapes:
             more = {"tools": [TRIAL_TOOL]} if tools else {}
             self._shapes[tools] = Shapes(lambda own: self.render({"messages": own, **more}, limits=_TRIAL))
-        return self._shapes[tools].shaped(messages)
+        return self._shapes[tools]
 
     def reads(self, variable: str) -> bool:
         """Whether the template reads that variable. Raises TemplateError."""

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import product, starmap
 from typing import Any
 
-from edgespec.errors import EdgespecError, InvalidRequestError, TemplateError
+from edgespec.errors import EdgespecError, InvalidRequestError
 from edgespec.text.conversation.messages import THINKING, joined
 from edgespec.text.conversation.tools import Message, copied
 
@@ -104,13 +104,8 @@ class Shapes:
         self._parts = dict[str, bool | None]()
 
     def shaped(self, messages: Sequence[Message]) -> list[Message]:
-        """The conversation, in its usual form, as this template can show it.
-
-        Raises TemplateError if the template writes the same whatever the user says.
-        """
+        """The conversation, in its usual form, as this template can show it."""
         own = list(messages)
-        if not self._works and self._ignores:
-            raise TemplateError("the chat template does not show the messages", hint="use another model file")
         if self._works:
             own = self._with_known_calls(own)
             own = self._with_named_ids(own)
@@ -155,10 +150,10 @@ class Shapes:
         return self._in_parts("user") is not None
 
     @cached_property
-    def _ignores(self) -> bool:
-        """Whether the template writes the same whatever the user says."""
-        shown = self._rendered([_user()])
-        return bool(shown) and shown == self._rendered([_user(_TOLD)])
+    def ignores(self) -> bool:
+        """Whether the template writes the same whatever the user says, as far as no other variable is set."""
+        shown = "" if self._works else self._rendered([_user()])
+        return bool(shown) and shown == self._rendered([_user(_TOLD + _FOUND)])
 
     # ------------------------------------------------------------------------------------- system, alternation
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from edgespec.text.chat_template.origin import SAID, joined, origins_of
 from edgespec.text.conversation.call_formats import HARMONY, Mark
 from edgespec.text.conversation.literals import BLANKS
 
@@ -71,16 +72,19 @@ class ThinkingMarks:
         """Whether the beginning of an answer ends inside thinking."""
         return begun.rfind(self.opening) > begun.rfind(self.closing)
 
-    def begins(self, text: str) -> bool:
-        """Whether a text begins with thinking."""
-        return text.lstrip(BLANKS).startswith(self.opening)
+    def once(self, prompt: str, begun: str) -> str:
+        """The prompt, which ends with what is ``begun`` of an answer, without a second thinking in front of it.
 
-    def left_out_of(self, prompt: str) -> str:
-        """The prompt without the marks of thinking that end it: the opening one, or an empty thinking."""
+        That is an empty thinking, or the mark that opens or closes one, of the template's own.
+        """
+        if self.answer or not begun.lstrip(BLANKS).startswith(self.opening):
+            return prompt
+        before = prompt[: len(prompt) - len(begun)]
         for mark in (self.closing, self.opening):
-            if (shown := prompt.rstrip(BLANKS)).endswith(mark):
-                prompt = shown.removesuffix(mark)
-        return prompt
+            shown = before.rstrip(BLANKS)
+            if shown.endswith(mark) and SAID not in origins_of(shown[-len(mark) :]):
+                before = shown.removesuffix(mark)
+        return joined([before, begun])
 
     def answer_in(self, text: str) -> str:
         """The part of a whole text after its thinking."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import InvalidRequestError
-from edgespec.text.chat_template.template import RESERVED
+from edgespec.text.chat_template.template import RESERVED, not_settable
 from edgespec.text.conversation.tools import copied
 
 DOCUMENTS = "documents"
@@ -34,8 +34,6 @@ def _checked(given: object, *, raw: bool) -> dict[str, Any]:
     own: dict[str, Any] = copied(given, "a template variable")
     if own and raw:
         raise InvalidRequestError("template variables need the model's chat template, which raw text leaves out")
-    if taken := sorted(_TAKEN.intersection(own)):
-        raise InvalidRequestError(
-            f"the template variable {taken[0]} cannot be set", hint="edgespec or the template sets it"
-        )
+    if taken := _TAKEN.intersection(own):
+        raise not_settable(min(taken))
     return own
