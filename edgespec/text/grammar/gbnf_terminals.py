@@ -35,7 +35,7 @@ _Rules = dict[str, ASTNode]
 
 
 def larks_of_gbnf(grammar: str) -> list[str]:
-    """The grammar in Lark: first so that all its texts are read, last with its own terminals.
+    """The grammar in Lark: first so that what may follow a terminal is not read as its own, last as it stands.
 
     Raises ValueError, and what llguidance's parser raises.
     """
@@ -107,7 +107,7 @@ class _TooLargeError(Exception):
 
 
 class _Shape(NamedTuple):
-    """How an expression begins and ends."""
+    """How an expression begins and ends; sets hold letters, or on the level of rules the keys of terminals."""
 
     is_optional: bool
     first: frozenset[str]
@@ -150,7 +150,9 @@ class _Split:
         self._shapes = dict[str, _Shape]()  # of terminals, in letters
         limits = {"\0"}  # of classes; a letter stands for those up to the next limit
         for node in (each for rule in (*rules.values(), *terminals.values()) for each in _nodes(rule)):
-            inside = _text(node) if isinstance(node, LiteralNode) else getattr(node, "rx", "")
+            if isinstance(node, LiteralNode):
+                limits |= {*_text(node)[:1]}
+            inside = node.rx if isinstance(node, RegexNode) else ""
             named = {chr(int(code, 16)) if code else own for code, own in _IN_CLASS.findall(inside)}
             limits |= named | {chr(ord(letter) + 1) for letter in named - {_LAST_LETTER}}
         self._letters = "".join(limits)
