@@ -101,7 +101,7 @@ def response_format(given: Mapping[str, Any]) -> AskedForm | None:
     if given["type"] == "text":
         return None
     name, member = "response_format.json_schema", given.get("json_schema")
-    if given["type"] == "json_object" and not member:
+    if given["type"] == "json_object" and not (isinstance(member, Mapping) and "schema" in member):
         schema = given.get("schema")
         return _form("response_format.schema", schema=schema) if schema else _any_object("response_format")
     if member is None and "schema" in given:

@@ -201,21 +201,6 @@ def test_an_answer_cannot_end_in_its_thinking(forms: Forms, tokenizer: GgufToken
     assert own.allows([stop]) == 1
 
 
-def test_the_token_that_ends_thinking_may_begin_the_form(tmp_path: Path) -> None:
-    tokenizer = GgufTokenizer(read_header(write_scripted_gguf(tmp_path / "model.gguf", ("k> {", "<|im_end|>"))))
-    forms, marks = Forms(tokenizer, tokenizer.vocabulary_size), ThinkingMarks("<think>", "</think>")
-    thought = cut(tokenizer, "so</think> {")
-    assert tokenizer.token_bytes(thought[-1]) == b"k> {"
-    for form, said in (({"schema": PERSON}, '"name": "Jo", "age": 3}'), ({"choice": ["no {"]}, "no {")):
-        own, rest = AfterThinking(forms.compiled(made(**form)), marks, True, tokenizer).cursor(), cut(tokenizer, said)
-        own.at(thought)
-        assert own.allows(rest) == len(rest)
-        own.at([*thought, *rest])
-        assert own.allows([min(tokenizer.stop_ids)]) == 1
-        own.at(thought[:-1])
-        assert own.allows(cut(tokenizer, "x")) == 1, "it thinks again"
-
-
 def test_a_form_that_begins_as_the_mark_of_thinking_does_stays_possible(
     forms: Forms, tokenizer: GgufTokenizer
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from edgespec.errors import InvalidRequestError
@@ -71,7 +73,7 @@ ident ::= [a-z] [a-z0-9_]* ws
 num   ::= [0-9]+ ws
 ws    ::= [ \t\n]*"""
 LISTS = r"""root ::= list
-list ::= "(" text ". End" ("," list)* ")"
+list ::= "(" text "." ("," list)* ")"
 text ::= [^()]+"""
 
 
@@ -82,7 +84,7 @@ text ::= [^()]+"""
         ('root ::= reason "."\nreason ::= [a-zA-Z,. ]+', "Yes. No.", "Yes. No"),
         ('root ::= word (" " word)* "."\nword ::= [a-z.]+', "a b.c e.g..", "a b.c e.g"),
         (ARITHMETIC, "a+1=2\nb=3\n(a_1 *4) = c\n", "a+1=2\nb=3"),
-        (LISTS, "(a. En. End,(b. End. End,(.. End)))", "(a. En. End,(b. End. End,(. End)))"),
+        (LISTS, "(a. En.,(b.. E.,(..)))", "(a.,(.))"),
         ('root ::= ("(" root ")")? a b | "."\na ::= [0-9]{2}\nb ::= [0-9]{2} "E"?', "((1234E)1234)1234", "(12)1234"),
     ],
 )
@@ -91,6 +93,73 @@ def test_a_rule_of_letters_leaves_what_may_follow_it(
 ) -> None:
     assert takes(forms, tokenizer, taken, grammar=grammar)
     assert not takes(forms, tokenizer, refused, grammar=grammar)
+
+
+NESTED = {
+    "a text and groups": (
+        'root ::= (text | group)*\ngroup ::= "(" root ")"\ntext ::= [^()]+',
+        "ab c(d(e)f)g",
+        "a(b",
+    ),
+    "a text with calls": (
+        'root ::= part*\npart ::= text | "{" expr "}"\nexpr ::= name | name "(" expr ")"\nname ::= [a-z]+\n'
+        "text ::= [^{}]+",
+        "Hello {name} and {f(g(x))}.",
+        "Hello {name",
+    ),
+    "tags": (
+        'root ::= "<a>" inner "</a>"\ninner ::= (text | tag)*\ntext ::= [^<]+\n'
+        'tag ::= "<" name ">" inner "</" name ">"\nname ::= [a-z] [a-z0-9]*',
+        "<a>x<b1>y<c></c></b1>z</a>",
+        "<a>x<b1>y</a>",
+    ),
+    "a list with blanks": (
+        'root ::= list\nlist ::= "(" (item ws?)* ")"\nitem ::= atom | list\natom ::= [a-zA-Z0-9+*-]+\nws ::= [ \\n]+',
+        "(a (b c)\n  (d))",
+        "(a (b c)",
+    ),
+    "a list between blanks": (
+        'root ::= ws list ws\nlist ::= "(" ws (item ws)* ")"\nitem ::= atom | list\natom ::= [a-zA-Z0-9+*-]+\n'
+        "ws ::= [ \\n]*",
+        " (a (b c)\n  ( d))\n",
+        " (a (b c)",
+    ),
+}
+JSON = r"""root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" ( [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws     ::= | " " | "\n" [ \t]{0,20}"""
+BLANKS = JSON.replace("root   ::= object", "root ::= ws value ws").replace(
+    "::= object | array", "::= ws object | array"
+)
+A_JSON = ('{"a": {"b": [1, 2.5e3, "x\\u00e9 abc"], "c": null},\n  "d":true}', '{"a": 1')
+WITHOUT_LETTERS = {
+    **NESTED,
+    "JSON": (JSON, *A_JSON),
+    "JSON with blanks behind names": (JSON.replace('string ":"', 'string ws ":"'), *A_JSON),
+    "JSON with blanks around values": (BLANKS, *A_JSON),
+    "JSON with any blanks": (BLANKS.replace(r'| " " | "\n" [ \t]{0,20}', r"[ \t\n]*"), *A_JSON),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_LETTERS)
+def test_no_rule_is_single_letters_where_none_reads_too_far(
+    forms: Forms, tokenizer: GgufTokenizer, name: str
+) -> None:
+    from edgespec.text.grammar.gbnf_terminals import larks_of_gbnf  # imports llguidance
+
+    grammar, taken, refused = WITHOUT_LETTERS[name]
+    assert not re.search(r"^rule.*: .*/\[", larks_of_gbnf(grammar)[0], re.MULTILINE)
+    assert takes(forms, tokenizer, taken, grammar=grammar)
+    assert not takes(forms, tokenizer, refused, grammar=grammar)
+
+
+def test_a_grammar_whose_rules_would_be_too_many_keeps_its_terminals(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    grammar = f'root ::= "(" root ")" | text "a"? "."\ntext ::= {"[a-z]? " * 2500}'
+    assert takes(forms, tokenizer, ".", grammar=grammar)
 
 
 WORDS = " | ".join(f'"word{number}."' for number in range(1000))

@@ -89,6 +89,12 @@ MEANT: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = 
         ('"x"', "null"),
         '"z"',
     ),
+    "what a reference to its own definition leads to or null": (
+        {"oneOf": [{"$ref": "#/properties/a/$defs/F"}], "$defs": {"F": ENUM}, "nullable": True},
+        {},
+        ('"x"', "null"),
+        '"z"',
+    ),
     "one of several schemas or null": (
         {"nullable": True, "anyOf": [{"type": "integer"}, ENUM]},
         {},
@@ -96,12 +102,27 @@ MEANT: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...], str]] = 
         '"z"',
     ),
     "any 64-bit integer": ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, {}, ("-7",), "1.5"),
+    "any unsigned integer": ({"type": "integer", "maximum": 2**64 - 1}, {}, ("7",), "1" + "0" * 25),
+    "any large integer": ({"type": "integer", "maximum": 2**63 - 1}, {}, (str(2**63 - 1),), "1" + "0" * 25),
     "any float of 32 bits": ({"type": "number", "minimum": -3.4028234663852886e38}, {}, ("-7.5",), '"x"'),
     "any double": ({"type": "number", "maximum": 1.7976931348623157e308, "minimum": 0}, {}, ("7.5",), "-1"),
     "any number but infinity": ({"type": "number", "exclusiveMaximum": 10**400}, {}, ("7.5",), '"x"'),
     "any positive double": ({"type": "number", "minimum": 5e-324}, {}, ("0.5",), "-0.5"),
     "any negative double": ({"type": "number", "maximum": -5e-324}, {}, ("-0.5",), "0.5"),
     "any number from about zero": ({"type": "number", "exclusiveMinimum": -1e-30}, {}, ("0", "0.5"), "-0.5"),
+    "an exclusive bound above about zero": (
+        {"type": "number", "minimum": 5e-324, "exclusiveMinimum": 5},
+        {},
+        ("6",),
+        "5",
+    ),
+    "about zero above an exclusive bound": (
+        {"type": "number", "minimum": 5e-324, "exclusiveMinimum": -5},
+        {},
+        ("6",),
+        "-1",
+    ),
+    "a bound below about zero": ({"type": "number", "exclusiveMaximum": 5e-324, "maximum": -5}, {}, ("-5",), "-4"),
     "a float as a length": ({"type": "string", "minLength": 1.0, "maxLength": 2.0}, {}, ('"x"',), '""'),
     "a float as a number of items": ({"type": "array", "items": ENUM, "minItems": 1.0}, {}, ('["x"]',), "[]"),
     "lists for objects": ({"type": "object", "properties": []}, {"$defs": []}, ("{}", '{"x": 1}'), "1"),
@@ -147,6 +168,34 @@ def test_a_schema_is_read_as_it_is_meant(forms: Forms, tokenizer: GgufTokenizer,
         assert not whole(forms, tokenizer, call, said("f", "{}")), "a is required"
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("composed", "below", "taken", "refused"),
+    [
+        ({"anyOf": [{"type": "object"}, ENUM]}, "anyOf/0", "{}", '"x"'),
+        ({"anyOf": [{"type": "object"}, ENUM]}, "anyOf/1", '"x"', "{}"),
+        ({"oneOf": [{"type": "object"}, ENUM]}, "oneOf/1", '"x"', "{}"),
+        ({"allOf": [{"type": "object"}], "properties": {"q~/%": ENUM}}, "properties/q~0~1%25", '"x"', "{}"),
+        ({"allOf": [ENUM], "description": "d"}, "allOf/0", '"x"', "{}"),
+    ],
+)
+def test_a_reference_into_a_schema_that_may_be_null_leads_to_the_same_part(
+    forms: Forms,
+    tokenizer: GgufTokenizer,
+    composed: dict[str, Any],
+    below: str,
+    taken: str,
+    refused: str,
+    strict: bool,
+) -> None:
+    parts = {"a": {**composed, "nullable": True}, "b": {"$ref": f"#/properties/a/{below}"}}
+    schema = {"type": "object", "properties": parts, "required": ["b"]}
+    assert takes(forms, tokenizer, f'{{"b": {taken}}}', schema=schema, lenient=not strict)
+    assert not takes(forms, tokenizer, f'{{"b": {refused}}}', schema=schema, lenient=not strict)
+    (*warnings,) = forms.compiled(made(schema=schema, lenient=not strict)).warnings
+    assert any("nullable is left out" in each for each in warnings) == ("anyOf" not in composed)
+
+
 def test_the_arguments_of_a_call_are_never_null(forms: Forms, tokenizer: GgufTokenizer) -> None:
     own = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "nullable": True}}}
     for form in (call_form(use(HERMES, (own,)), ["f"], several=False), begun_form(use(HERMES, (own,)))):
@@ -176,7 +225,7 @@ def test_an_only_part_of_all_joins_nothing(forms: Forms, tokenizer: GgufTokenize
     formats = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "uuid")
     texts = [{"format": each} for each in formats] + [{"pattern": f"^x{number}$"} for number in range(3)]
     properties = {f"p{number}": {"type": "string", **each} for number, each in enumerate(texts)}
-    alone = {"allOf": [{"$ref": "#/$defs/E"}], "description": "x", "default": "x"}
+    alone = {"allOf": [{"$ref": "#/$defs/E"}], "description": "x", "default": "x", "example": "x", "x-order": 1}
     schema = {"$defs": {"E": ENUM}, "type": "object", "properties": {**properties, "e": alone}, "required": ["e"]}
     for lenient in (False, True):
         assert takes(forms, tokenizer, '{"e": "x"}', schema=schema, lenient=lenient)
@@ -299,7 +348,7 @@ def test_a_strict_tool_whose_schema_cannot_be_followed_is_refused(forms: Forms) 
     ("inner", "why"),
     [
         ({"type": "array", "uniqueItems": True}, 'no form can keep ["uniqueItems"]'),
-        ({"type": "string", "format": "binary"}, "no form can keep the format binary"),
+        ({"type": "string", "format": "regex"}, "no form can keep the format regex"),
     ],
 )
 def test_a_refused_strict_tool_names_the_keyword_and_shows_no_grammar(

@@ -42,12 +42,11 @@ class AfterThinkingCursor:
         self._begins: int | None = None  # where the form begins; None: still thinking, or in the opening mark
         self._next = list[int]()  # the rest of the opening mark, where it may follow
         self._thought: list[int] = []  # tokens without the whole closing mark
-        self._begun: list[int] = []  # what the token that completes the closing mark has of the form
 
     def at(self, tokens: Sequence[int]) -> None:
         own, opening = list(tokens), self._opening
         begun = common_prefix(own, opening)
-        self._begins, self._next, self._begun = 0, opening[begun:] if begun == len(own) else [], []
+        self._begins, self._next = 0, opening[begun:] if begun == len(own) else []
         if self._next:
             try:  # the form may begin as the mark does
                 self._form.at(own)
@@ -57,7 +56,7 @@ class AfterThinkingCursor:
         if begun == len(opening):
             self._begins = self._end_of_thinking(own)
         if self._begins is not None:
-            self._form.at([*self._begun, *own[self._begins :]])
+            self._form.at(own[self._begins :])
 
     def _end_of_thinking(self, tokens: list[int]) -> int | None:
         """The place behind the token that completes the closing mark."""
@@ -67,19 +66,9 @@ class AfterThinkingCursor:
             said += self._bytes(token)
             if self._closing in said:
                 self._thought = tokens[:place]
-                self._begun = self._of_form(said.partition(self._closing)[2].decode(errors="replace").lstrip())
                 return place + 1
         self._thought = tokens
         return None
-
-    def _of_form(self, text: str) -> list[int]:
-        """The tokens of a text that begins the form; none if no text of the form begins so."""
-        begun = tokens_of(text, self._tokenizer) if text else []
-        try:
-            self._form.at(begun)
-        except ConstraintError:
-            return []
-        return begun
 
     def _bytes(self, token: int) -> bytes:
         control = self._tokenizer.control_token(token)

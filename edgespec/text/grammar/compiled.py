@@ -265,12 +265,15 @@ def _matcher(form: Form, vocabulary: Any) -> LLMatcher:
 
     check_size(form)
     limits = LLParserLimits(verbose_errors=False, max_lexer_states=MOST_STATES, max_items_in_row=MOST_ITEMS)
-    matcher = LLMatcher(vocabulary, _grammar(form), log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
-    return matcher
+    why = ""
+    for grammar in _grammars(form):
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if not matcher.is_error():
+            return matcher
+        why = matcher.get_error()
+    raise ValueError(why)
 
 
 def _why_not(schema: str, vocabulary: Any) -> str:
@@ -288,6 +291,17 @@ def _reads(pattern: str) -> bool:
     return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern}))
 
 
+def _grammars(form: Form) -> list[str]:
+    """The grammar for llguidance; a later one counts where no earlier one can be compiled."""
+    from llguidance import LLMatcher
+
+    if form.kind == "grammar" and is_gbnf(form.text):
+        from edgespec.text.grammar.gbnf_terminals import larks_of_gbnf  # imports llguidance
+
+        return [LLMatcher.grammar_from_lark(lark) for lark in larks_of_gbnf(form.text)]
+    return [_grammar(form)]
+
+
 def _grammar(form: Form) -> str:
     from llguidance import LLMatcher
 
@@ -299,11 +313,7 @@ def _grammar(form: Form) -> str:
         return LLMatcher.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(lark_text, json.loads(form.text))))
     if form.kind == "regex":
         return LLMatcher.grammar_from_regex(form.text)
-    if form.kind == "call" or not is_gbnf(form.text):
-        return LLMatcher.grammar_from_lark(form.text)
-    from edgespec.text.grammar.gbnf_terminals import lark_of_gbnf  # imports llguidance
-
-    return LLMatcher.grammar_from_lark(lark_of_gbnf(form.text))
+    return LLMatcher.grammar_from_lark(form.text)
 
 
 def _refused(form: Form, why: str) -> InvalidRequestError:

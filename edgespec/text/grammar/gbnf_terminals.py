@@ -1,17 +1,16 @@
-"""GBNF in Lark, with terminals that never read too far.
+"""GBNF in Lark, with terminals that leave what may follow them.
 
 llguidance reads terminals: texts, classes, and rules that hold only these. It takes the longest text that a terminal
-allowed at a place has, and never goes back: a sentence of any letters eats its own full stop. Rules of single
-letters are slower, so a grammar keeps all terminals but those that would eat what may follow one.
+allowed at a place has, and never goes back: a sentence of any letters eats its own full stop. One terminal alone has
+nothing behind it. Rules of single letters are slow: a grammar that needs rules keeps what terminals it can.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from copy import deepcopy
+from typing import NamedTuple
 
 from llguidance.gbnf_to_lark import (
     AlternativeNode,
@@ -20,30 +19,28 @@ from llguidance.gbnf_to_lark import (
     LiteralNode,
     RegexNode,
     RepetitionNode,
-    RuleNode,
     RuleRefNode,
     SequenceNode,
 )
 
 from edgespec.text.grammar.gbnf import plain_gbnf
 
-# What is looked at in a grammar, about 0.3 s; the terminals of a larger one stay as they are.
-_MOST_STEPS = 1_000_000
-_MOST_POSITIONS = 5_000
-# An expression takes the time of as many steps.
-_OF_EXPRESSION = 20
+# Of looking at a grammar, about 0.3 s; the terminals of a larger one stay as they are.
+_MOST_STEPS = 100_000
 _IN_CLASS = re.compile(r"\\x([0-9a-f]{2})|(.)", re.DOTALL)
-_LAST_LETTER = 0x10FFFF
+_LAST_LETTER = "\U0010ffff"
 _ROOT = "root"
 
-_Rules = dict[str, RuleNode]
+_Rules = dict[str, ASTNode]
 
 
-def lark_of_gbnf(grammar: str) -> str:
-    """The grammar in Lark. Raises ValueError, and what llguidance's parser raises."""
-    rules = GrammarParser().parse(plain_gbnf(grammar))
+def larks_of_gbnf(grammar: str) -> list[str]:
+    """The grammar in Lark: first so that what may follow a terminal is not read as its own, last as it stands.
+
+    Raises ValueError, and what llguidance's parser raises.
+    """
+    rules = {name: rule.alternatives.simplify() for name, rule in GrammarParser().parse(plain_gbnf(grammar)).items()}
     for rule in rules.values():
-        rule.alternatives = rule.alternatives.simplify()
         for node in _nodes(rule):
             if isinstance(node, RuleRefNode) and node.name not in rules:
                 raise ValueError(f"the rule {node.name!r:.80} is not defined")
@@ -52,45 +49,43 @@ def lark_of_gbnf(grammar: str) -> str:
     if _ROOT not in rules:
         raise ValueError("it has no rule 'root'")
     regular = _regular(rules)
-    whole = {name: deepcopy(rule) for name, rule in rules.items() if name in regular}
-    terminals = regular - {_ROOT}
-    reading = _Reading(rules, terminals, _MOST_STEPS)
-    while found := reading.too_far():
-        if _ROOT in regular:
-            terminals = regular  # one terminal has nothing behind it
-            break
-        terminals -= found
-        for rule in rules.values():
-            rule.alternatives = _in_letters(rule.alternatives, found)
-        reading = _Reading(rules, terminals, reading.left)
-    return _written(rules, whole, terminals)
+    terminals = {name: node for name, node in rules.items() if name in regular}
+    others = {name: node for name, node in rules.items() if name not in regular or name == _ROOT}
+    first = ({}, terminals) if _ROOT in regular else _Split(others, terminals).rules()
+    return [_written(*first), _written(others, terminals)]
 
 
-def _written(rules: _Rules, whole: _Rules, terminals: set[str]) -> str:
-    """All rules in Lark: ``terminals``, and what these lead to, are as the ``whole`` rules have them."""
-    numbers = {name: number for number, name in enumerate(rules)}  # names of GBNF may differ in what Lark's may not
-    for name, rule in whole.items():
-        rule.name = f"RULE{numbers[name]}"
-        _lead(rule, whole)
-    others = {name: rule for name, rule in rules.items() if name not in terminals}
-    for name, rule in others.items():
-        rule.name = f"rule{numbers[name]}"
-        _lead(rule, {**whole, **others})
-    first = (others.get(_ROOT) or whole[_ROOT]).name
-    return "\n".join([f"start: {first}", *map(str, others.values()), *map(str, whole.values())])
+def _written(rules: _Rules, terminals: _Rules) -> str:
+    """All rules in Lark. A terminal that is a rule too stands for it in other terminals."""
+    numbers = {name: number for number, name in enumerate({**terminals, **rules})}  # names may differ in case alone
 
+    def named(name: str, *, in_rule: bool) -> str:
+        return f"{'rule' if in_rule and name in rules else 'RULE'}{numbers[name]}"
 
-def _lead(rule: RuleNode, targets: _Rules) -> None:
-    rule.comment = ""
-    for node in _nodes(rule):
+    def lark(node: ASTNode, *, in_rule: bool) -> ASTNode:
         if isinstance(node, RuleRefNode):
-            node.target = targets[node.name]
+            return RuleRefNode(named(node.name, in_rule=in_rule))
+        return _changed(node, lambda each: lark(each, in_rule=in_rule))
+
+    lines = [f"start: {named(_ROOT, in_rule=True)}"]
+    for own, in_rule in ((rules, True), (terminals, False)):
+        lines += [f"{named(name, in_rule=in_rule)}: {lark(node, in_rule=in_rule)}" for name, node in own.items()]
+    return "\n".join(lines)
 
 
 def _nodes(node: ASTNode) -> Iterator[ASTNode]:
+    yield node
     for each in node.children():
-        yield each
         yield from _nodes(each)
+
+
+def _changed(node: ASTNode, change: Callable[[ASTNode], ASTNode]) -> ASTNode:
+    """The expression with its parts changed."""
+    if isinstance(node, RepetitionNode):
+        return RepetitionNode(change(node.node), node.min_times, node.max_times)
+    if isinstance(node, SequenceNode | AlternativeNode):
+        return type(node)([change(each) for each in node.children()])
+    return node
 
 
 def _regular(rules: _Rules) -> set[str]:
@@ -103,254 +98,157 @@ def _regular(rules: _Rules) -> set[str]:
     return found
 
 
-def _in_letters(node: ASTNode, texts: set[str]) -> ASTNode:
-    """The expression with each of some texts as single letters."""
-    if isinstance(node, LiteralNode) and str(node) in texts:
-        return SequenceNode([LiteralNode(json.dumps(letter, ensure_ascii=False)[1:-1]) for letter in _text(node)])
-    if isinstance(node, RepetitionNode):
-        node.node = _in_letters(node.node, texts)
-    elif isinstance(node, SequenceNode):
-        node.nodes = [_in_letters(each, texts) for each in node.nodes]
-    elif isinstance(node, AlternativeNode):
-        node.alternatives = [_in_letters(each, texts) for each in node.alternatives]
-    return node
-
-
 def _text(node: LiteralNode) -> str:
-    text = json.loads(f'"{node.value}"', strict=False)
-    assert isinstance(text, str)
-    return text
-
-
-def _ranges(node: RegexNode) -> tuple[tuple[int, int], ...]:
-    """The letters of a class, from first to last."""
-    inside = node.rx[1:-1]
-    negative = inside.startswith("^")
-    signs = [(chr(int(code, 16)) if code else own, own == "-") for code, own in _IN_CLASS.findall(inside[negative:])]
-    found, place = list[tuple[int, int]](), 0
-    while place < len(signs):
-        end = place + 2 if place + 2 < len(signs) and signs[place + 1][1] else place
-        found.append((ord(signs[place][0]), ord(signs[end][0])))
-        place = end + 1
-    if not negative:
-        return tuple(found)
-    others, begin = list[tuple[int, int]](), 0
-    for first, last in sorted(found):
-        if begin < first:
-            others.append((begin, first - 1))
-        begin = max(begin, last + 1)
-    return (*others, (begin, _LAST_LETTER)) if begin <= _LAST_LETTER else tuple(others)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+    return str(json.loads(f'"{node.value}"', strict=False))
 
 
 class _TooLargeError(Exception):
     """A grammar takes too long to look at."""
 
 
-class _Reading:
-    """What llguidance may read with some ``terminals``. All sets are bits of a number.
+class _Shape(NamedTuple):
+    """How an expression begins and ends; sets hold letters, or on the level of rules the keys of terminals."""
 
-    A position is a letter of a terminal, as in Glushkov's automata; repeated parts count as repeated without an end.
-    """
+    is_optional: bool
+    first: frozenset[str]
+    behind: frozenset[str]  # an end that need not be the last one
+    ends_anywhere: bool
 
-    def __init__(self, rules: _Rules, terminals: set[str], left: int) -> None:
-        self._rules, self._terminals = rules, terminals
-        self.left = left  # steps
-        self._numbers = dict[str, int]()  # of terminals, by the name of a rule or as they are written
-        self._ways = list[tuple[bool, int]]()  # of a terminal: whether it may be empty, and its first positions
-        self._behind = list[int]()  # the terminals that may follow one
-        self._letters = list[tuple[tuple[int, int], ...]]()  # of a position
-        self._owner = list[int]()  # the terminal of a position
-        self._next = list[int]()  # the positions behind a position
-        self._last = 0  # the positions at which a terminal may end
 
-    def too_far(self) -> set[str]:
-        """The terminals that may read further where another one may end, and what follows that one."""
+_NONE = frozenset[str]()
+_NOTHING = _Shape(True, _NONE, _NONE, True)
+
+
+def _shape(node: ASTNode, leaf: Callable[[ASTNode], _Shape]) -> _Shape:
+    if not (inner := [_shape(each, leaf) for each in node.children()]):
+        return _NOTHING if isinstance(node, SequenceNode) else leaf(node)
+    found = inner[0]
+    if isinstance(node, RepetitionNode):
+        behind = found.behind if node.max_times in (1, node.min_times) else found.behind | found.first
+        anywhere = found.ends_anywhere and node.min_times <= 1
+        return _Shape(found.is_optional or not node.min_times, found.first, behind, anywhere)
+    if isinstance(node, AlternativeNode):
+        optional, first, last, anywheres = zip(*inner, strict=True)
+        return _Shape(any(optional), _NONE.union(*first), _NONE.union(*last), all(anywheres))
+    for each in inner[1:]:
+        found = _Shape(
+            found.is_optional and each.is_optional,
+            found.first | each.first if found.is_optional else found.first,
+            each.behind | found.behind | each.first if each.is_optional else each.behind,
+            found.ends_anywhere and each.ends_anywhere and each.is_optional,
+        )
+    return found
+
+
+class _Split:
+    """Makes rules of their parts from the terminals that would read what may follow them."""
+
+    def __init__(self, rules: _Rules, terminals: _Rules) -> None:
+        self._given = rules, terminals
+        self._rules, self._terminals = dict(rules), dict(terminals)
+        self._left = _MOST_STEPS
+        self._shapes = dict[str, _Shape]()  # of terminals, in letters
+        limits = {"\0"}  # of classes; a letter stands for those up to the next limit
+        for node in (each for rule in (*rules.values(), *terminals.values()) for each in _nodes(rule)):
+            if isinstance(node, LiteralNode):
+                limits |= {*_text(node)[:1]}
+            inside = node.rx if isinstance(node, RegexNode) else ""
+            named = {chr(int(code, 16)) if code else own for code, own in _IN_CLASS.findall(inside)}
+            limits |= named | {chr(ord(letter) + 1) for letter in named - {_LAST_LETTER}}
+        self._letters = "".join(limits)
+
+    def rules(self) -> tuple[_Rules, _Rules]:
+        """Rules and terminals."""
         try:
-            return self._search(self._places())
+            while found := self._too_far():
+                for name in found:
+                    self._rules[name] = _changed(self._terminals[name], self._part)
         except (_TooLargeError, RecursionError):
-            return set()
+            return self._given
+        return self._rules, self._terminals
+
+    def _part(self, node: ASTNode) -> ASTNode:
+        """A part of a rule: now a terminal. A single letter stays one."""
+        if not node.children():
+            return node
+        self._terminals[str(node)] = node
+        return RuleRefNode(str(node))
+
+    def _too_far(self) -> set[str]:
+        """The terminals that may read what follows them."""
+        self._follow()
+        found = set[str]()
+        for key in self._following.keys() & self._terminals.keys() - self._rules.keys():
+            others = self._following[key] - ({key} if self._is_free(key) else set())
+            if any(self._shapes[key].behind & self._shapes[each].first for each in others):
+                found.add(key)
+        return found
+
+    def _is_free(self, key: str) -> bool:
+        """Whether a terminal may follow itself: what the first one takes, the second one need not have."""
+        node, shape = self._terminals[key], self._shapes[key]
+        while isinstance(node, RuleRefNode):
+            node = self._terminals[node.name]
+        is_run = isinstance(node, RepetitionNode) and node.max_times is None and isinstance(node.node, RegexNode)
+        return shape.ends_anywhere and (shape.is_optional or is_run)
+
+    def _in_letters(self, node: ASTNode) -> _Shape:
+        """The shape of a terminal."""
+        key = _key(node)
+        if key not in self._shapes:
+            self._take(len(self._letters))
+            if isinstance(node, RuleRefNode):
+                self._shapes[key] = _shape(self._terminals[key], self._in_letters)
+            elif isinstance(node, LiteralNode):
+                text = _text(node)
+                self._shapes[key] = _Shape(not text, frozenset(text[:1]), _NONE, len(text) <= 1)
+            else:
+                letters = frozenset(re.findall(key[1:-1], self._letters))
+                self._shapes[key] = _Shape(False, letters, _NONE, True)
+        return self._shapes[key]
+
+    # The terminals that may follow one: those that may begin what is behind it, on the level of rules.
+
+    def _follow(self) -> None:
+        self._begins = dict.fromkeys(self._rules, _NOTHING._replace(is_optional=False))
+        while new := {
+            name: own for name, rule in self._rules.items() if (own := self._begin(rule)) != self._begins[name]
+        }:
+            self._begins |= new
+        self._following = dict[str, frozenset[str]]()
+        seen = None
+        while seen != (seen := dict(self._following)):
+            for name, rule in self._rules.items():
+                self._walk(rule, self._following.get(name, _NONE))
+
+    def _begin(self, node: ASTNode) -> _Shape:
+        return _shape(node, self._in_terminals)._replace(behind=_NONE)
+
+    def _in_terminals(self, node: ASTNode) -> _Shape:
+        self._take(1)
+        if (key := _key(node)) in self._begins:
+            return self._begins[key]
+        return self._in_letters(node)._replace(first=frozenset([key]), behind=_NONE)
+
+    def _walk(self, node: ASTNode, after: frozenset[str]) -> None:
+        """Note the terminals ``after`` an expression as those behind its last parts."""
+        self._take(len(after) + 1)
+        if not node.children():
+            key = _key(node)
+            self._following[key] = self._following.get(key, _NONE) | after
+        if isinstance(node, RepetitionNode) and node.max_times != 1:
+            after |= self._begin(node).first
+        for each in reversed(node.children()):
+            self._walk(each, after)
+            if isinstance(node, SequenceNode):
+                begin = self._begin(each)
+                after = after | begin.first if begin.is_optional else begin.first
 
     def _take(self, steps: int) -> None:
-        self.left -= steps
-        if self.left < 0:
+        self._left -= steps
+        if self._left < 0:
             raise _TooLargeError
 
-    # ------------------------------------------------------------------------------------------------- positions
 
-    def _number(self, node: ASTNode) -> int:
-        """The number of a terminal."""
-        key = node.name if isinstance(node, RuleRefNode) else str(node)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._numbers)
-            empty, first, last = self._positions(node)
-            self._ways.append((empty, first))
-            self._behind.append(0)
-            self._last |= last
-        return self._numbers[key]
-
-    def _positions(self, node: ASTNode) -> tuple[bool, int, int]:
-        """Whether an expression may be empty, its first positions and its last ones."""
-        self._take(_OF_EXPRESSION)
-        if isinstance(node, RuleRefNode):
-            return self._positions(self._rules[node.name].alternatives)
-        if isinstance(node, RegexNode):
-            return self._one(_ranges(node))
-        if isinstance(node, LiteralNode):
-            empty, first, last = True, 0, 0
-            for letter in _text(node):
-                empty, first, last = self._joined((empty, first, last), self._one(((ord(letter), ord(letter)),)))
-            return empty, first, last
-        inner = [self._positions(each) for each in node.children()]
-        if isinstance(node, AlternativeNode):
-            firsts, lasts = 0, 0
-            for _, first, last in inner:
-                firsts, lasts = firsts | first, lasts | last
-            return any(empty for empty, _, _ in inner), firsts, lasts
-        if isinstance(node, RepetitionNode):
-            ((empty, first, last),) = inner
-            self._follow(last, first if node.max_times != 1 else 0)
-            return empty or not node.min_times, first, last
-        found = (True, 0, 0)
-        for each in inner:
-            found = self._joined(found, each)
-        return found
-
-    def _one(self, letters: tuple[tuple[int, int], ...]) -> tuple[bool, int, int]:
-        if len(self._letters) == _MOST_POSITIONS:
-            raise _TooLargeError
-        self._letters.append(letters)
-        self._next.append(0)
-        self._owner.append(len(self._numbers) - 1)
-        position = 1 << len(self._letters) - 1
-        return False, position, position
-
-    def _joined(self, one: tuple[bool, int, int], other: tuple[bool, int, int]) -> tuple[bool, int, int]:
-        self._follow(one[2], other[1])
-        first = one[1] | other[1] if one[0] else one[1]
-        return one[0] and other[0], first, other[2] | one[2] if other[0] else other[2]
-
-    def _follow(self, positions: int, following: int) -> None:
-        self._take(positions.bit_count())
-        for each in _bits(positions):
-            self._next[each] |= following
-
-    # ------------------------------------------------------------------------------------------------- terminals
-
-    def _places(self) -> int:
-        """The terminals that may begin a text; also fills in which may follow each."""
-        own = {name: rule.alternatives for name, rule in self._rules.items() if name not in self._terminals}
-        begins = dict.fromkeys(own, (False, 0))
-        _settled(begins, lambda name: self._begin(own[name], begins))
-        behind = dict.fromkeys(own, 0)
-        seen: tuple[object, ...] = ()
-        while seen != (seen := (dict(behind), list(self._behind))):
-            for name, node in own.items():
-                self._walk(node, behind[name], begins, behind)
-        return begins[_ROOT][1]
-
-    def _is_rule(self, node: ASTNode) -> bool:
-        return isinstance(node, RuleRefNode) and node.name not in self._terminals
-
-    def _begin(self, node: ASTNode, begins: dict[str, tuple[bool, int]]) -> tuple[bool, int]:
-        """Whether an expression may be empty, and the terminals that may begin it."""
-        self._take(_OF_EXPRESSION)
-        if isinstance(node, RuleRefNode) and self._is_rule(node):
-            return begins[node.name]
-        if isinstance(node, LiteralNode | RegexNode | RuleRefNode):
-            number = self._number(node)
-            return self._ways[number][0], 1 << number
-        inner = [self._begin(each, begins) for each in node.children()]
-        first = 0
-        if isinstance(node, SequenceNode):
-            for empty, begin in inner:
-                first |= begin
-                if not empty:
-                    return False, first
-            return True, first
-        for _, begin in inner:
-            first |= begin
-        empty = any(empty for empty, _ in inner)
-        return empty or (isinstance(node, RepetitionNode) and not node.min_times), first
-
-    def _walk(self, node: ASTNode, after: int, begins: dict[str, tuple[bool, int]], behind: dict[str, int]) -> None:
-        """Note the terminals ``after`` an expression as those behind its last parts."""
-        self._take(_OF_EXPRESSION)
-        if isinstance(node, RuleRefNode) and self._is_rule(node):
-            behind[node.name] |= after
-        elif isinstance(node, LiteralNode | RegexNode | RuleRefNode):
-            self._behind[self._number(node)] |= after
-        elif isinstance(node, SequenceNode):
-            for each in reversed(node.nodes):
-                self._walk(each, after, begins, behind)
-                empty, first = self._begin(each, begins)
-                after = after | first if empty else first
-        else:
-            if isinstance(node, RepetitionNode) and node.max_times != 1:
-                after |= self._begin(node.node, begins)[1]
-            for each in node.children():
-                self._walk(each, after, begins, behind)
-
-    # ---------------------------------------------------------------------------------------------------- search
-
-    def _search(self, begin: int) -> set[str]:
-        """Follow all texts from the terminals that may begin one."""
-        kinds, holders = self._kinds()
-        first = [self._of_all(way, kinds) for _, way in self._ways]
-        letters_behind = [self._of_all(each, first) for each in self._behind]
-        names, found = list(self._numbers), set[str]()
-        ways = [way for _, way in self._ways]
-        places, waiting, seen = {begin}, [self._of_all(begin, ways)], set[int]()
-        while waiting:
-            following = waiting.pop()
-            self._take(len(holders))
-            states = {following & each for each in holders} - {0} - seen
-            seen |= states
-            for state in states:
-                more = self._of_all(state, self._next)
-                ended = 0
-                for each in _bits(state & self._last):
-                    ended |= 1 << self._owner[each]
-                if more:
-                    waiting.append(more)
-                    letters = self._of_all(ended, letters_behind)
-                    found |= {names[self._owner[each]] for each in _bits(more) if kinds[each] & letters}
-                if ended and (place := self._of_all(ended, self._behind)) not in places:
-                    places.add(place)
-                    waiting.append(self._of_all(place, ways))
-        return found
-
-    def _kinds(self) -> tuple[list[int], list[int]]:
-        """Of each position its kinds of letters, which no class cuts, and of each kind the positions that have it."""
-        different = set(self._letters)
-        cuts = sorted({cut for letters in different for first, last in letters for cut in (first, last + 1)})
-        masks = dict[tuple[tuple[int, int], ...], int]()
-        for letters in different:
-            masks[letters] = 0
-            for first, last in letters:
-                masks[letters] |= (1 << bisect_left(cuts, last + 1)) - (1 << bisect_left(cuts, first))
-        kinds, holders = [masks[letters] for letters in self._letters], [0] * len(cuts)
-        for position, own in enumerate(kinds):
-            self._take(own.bit_count())
-            for kind in _bits(own):
-                holders[kind] |= 1 << position
-        return kinds, holders
-
-    def _of_all(self, numbers: int, masks: list[int]) -> int:
-        self._take(numbers.bit_count())
-        found = 0
-        for each in _bits(numbers):
-            found |= masks[each]
-        return found
-
-
-def _settled(found: dict[str, tuple[bool, int]], of: Callable[[str], tuple[bool, int]]) -> None:
-    """Repeat until nothing changes."""
-    while changed := {name: new for name, old in found.items() if (new := of(name)) != old}:
-        found |= changed
+def _key(node: ASTNode) -> str:
+    return node.name if isinstance(node, RuleRefNode) else str(node)

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from edgespec.text.conversation.argument_values import json_type
 from edgespec.text.grammar.form import Form
 from edgespec.text.grammar.literal_calls import ABOUT
-from edgespec.text.grammar.size import costly, inner_schemas
+from edgespec.text.grammar.size import costly, inner_schemas, references_in
 
 _OF_NAMES = (
     *("properties", "patternProperties", "$defs", "definitions"),
@@ -25,7 +25,7 @@ _OF_NAMES = (
 )
 _OF_DATA = ("const", "default", "enum", "examples", "x-guidance")
 _COUNTS = ("Length", "Items", "Properties", "Contains")  # behind min and max
-_COMPOSED = ("$ref", "allOf", "anyOf", "oneOf", "not")
+_COMPOSED = ("$ref", "allOf", "oneOf", "not")
 # Of a whole schema.
 _AROUND = ("$schema", "$id", "$defs", "definitions", "x-guidance")
 _DRAFT = re.compile(r"draft(?:-(0[467])|[-/](2019-09|2020-12))")
@@ -42,6 +42,7 @@ _BOUNDS = {True: ("minimum", "exclusiveMinimum"), False: ("maximum", "exclusiveM
 # Numbers that are read as bounds: of whole numbers towards the end of the type, of others, and from zero.
 _MOST_WHOLE, _MOST, _LEAST = 2.0**63, 1e18, 1e-20
 # The ends of types of numbers, as programs write them: of 64 bits, with a sign and without, floats, and decimals.
+# Upper ones of whole numbers are read.
 _ENDS = (2.0**63, 2.0**64, 3.4028234663852886e38, float(2**96 - 1), sys.float_info.max, math.inf)
 _MAY_BE_NULL = ("const", "default")
 # Patterns and schemas of a form that are asked for alone; further ones are left out. A pattern takes 0.25 ms.
@@ -80,10 +81,10 @@ def readable(form: Form, reads: Callable[[str], bool]) -> tuple[Form, list[str]]
     read = dict[str, bool]()
 
     def meant(schema: Any, *, lenient: bool) -> Any:
-        found = _Parts(reads, read, said, lenient=lenient).schema(schema)
+        found = _Parts(reads, read, said, _led(schema), lenient=lenient).schema(schema)
         if lenient and (words := dict(costly(found))):
             said.update((f"{word} is left out: {why}", None) for word, why in words.items())
-            found = _Parts(reads, read, said, lenient=lenient, but=words).schema(found)
+            found = _Parts(reads, read, said, _led(found), lenient=lenient, but=words).schema(found)
         return found
 
     text = form.text
@@ -140,6 +141,7 @@ def _is_lenient(schema: Mapping[str, Any]) -> bool:
 class _Parts:
     """Reads schemas part by part. ``said`` gets what is not kept, each once; ``read`` has the known patterns.
 
+    ``led``: the keywords through which references lead, which stay where they are, behind the ``id`` of their schema.
     ``but``: keywords that a schema has too many of.
     """
 
@@ -148,12 +150,13 @@ class _Parts:
         reads: Callable[[str], bool],
         read: dict[str, bool],
         said: dict[str, None],
+        led: Collection[tuple[int, str]],
         *,
         lenient: bool,
         but: Collection[str] = (),
     ) -> None:
         self._reads, self._read, self._said = reads, read, said
-        self._is_lenient, self._but = lenient, but
+        self._led, self._is_lenient, self._but = led, lenient, but
 
     def schema(self, given: Any) -> Any:
         if isinstance(given, list):
@@ -165,7 +168,13 @@ class _Parts:
             self._free_format(found, own)
         for is_lower in _BOUNDS:
             self._bounded(found, is_lower=is_lower)
-        return _or_null(_alone(found))
+        if found.get("nullable") is not True:
+            return found
+        moved = found.keys() - set(_AROUND) if any(name in found for name in _COMPOSED) else ()
+        if any((id(given), name) in self._led for name in moved):
+            self._say("nullable is left out where a $ref leads into its schema")
+            return found
+        return _or_null(found)
 
     def _keyword(self, name: str, given: Any) -> Iterator[Any]:
         """The value of a keyword; none if it is left out."""
@@ -197,12 +206,16 @@ class _Parts:
         is_whole = "integer" in types and "number" not in types
         for name in _BOUNDS[is_lower]:
             own = found.get(name)
-            if not isinstance(own, int | float) or isinstance(own, bool):
+            if not _is_number(own):
                 continue
             outwards = sign * float(str(own))  # of too many digits is infinite
             if 0 < abs(outwards) < _LEAST:
                 del found[name]
-                found[_BOUNDS[is_lower][outwards < 0]] = 0
+                other = _BOUNDS[is_lower][outwards < 0]
+                further = max if is_lower else min
+                found[other] = further(0, found[other]) if _is_number(found.get(other)) else 0
+            elif is_whole and not is_lower and 0 <= outwards < math.inf:
+                continue
             elif outwards in _ENDS or (
                 self._is_lenient and abs(outwards) >= (_MOST_WHOLE if is_whole and outwards > 0 else _MOST)
             ):
@@ -280,19 +293,27 @@ def _is_any_name(name: str, given: Any) -> bool:
     return {word: own for word, own in given.items() if word not in ABOUT} in ({}, {"type": "string"})
 
 
-def _alone(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with the only part of ``allOf`` in its place, if it has nothing else that binds."""
-    inner = schema.get("allOf")
-    others = {name: own for name, own in schema.items() if name != "allOf"}
-    if not isinstance(inner, list) or len(inner) != 1 or not isinstance(inner[0], dict):
-        return schema
-    return {**others, **inner[0]} if all(name in (*ABOUT, "nullable") for name in others) else schema
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _led(schema: Any) -> set[tuple[int, str]]:
+    """The keywords, and names, through which references lead, each behind the ``id`` of its schema."""
+    found = set[tuple[int, str]]()
+    for reference in references_in(schema):
+        place, names = schema, unquote(reference).split("/")
+        for name in names[1:] if names[0] == "#" else ():
+            own = name.replace("~1", "/").replace("~0", "~")
+            found.add((id(place), own))
+            if isinstance(place, list) and re.fullmatch(r"\d{1,6}", own):
+                place = place[int(own)] if int(own) < len(place) else None
+            else:
+                place = place.get(own) if isinstance(place, dict) else None
+    return found
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     """The schema with OpenAPI's ``nullable`` as JSON Schema says it."""
-    if schema.get("nullable") is not True:
-        return schema
     own = {name: each for name, each in schema.items() if name != "nullable"}
     if any(name in own for name in _COMPOSED):
         around = {name: own.pop(name) for name in _AROUND if name in own}
@@ -304,4 +325,6 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
         own["enum"] = [own.pop("const")]
     if isinstance(own.get("enum"), list) and None not in own["enum"]:
         own["enum"] = [*own["enum"], None]
+    if isinstance(own.get("anyOf"), list):
+        own["anyOf"] = [*own["anyOf"], {"type": "null"}]
     return own

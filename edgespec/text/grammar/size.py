@@ -79,7 +79,7 @@ def _check_schema(schema: Any) -> None:
             objects.append(value)
     if sum(len(each) ** 2 for each in objects if len(each) > FEW_NAMES) > MOST_NAMES**2:
         raise ValueError(f"its objects have more names than one of {MOST_NAMES}")
-    references = {each["$ref"] for each in objects if isinstance(each.get("$ref"), str)}
+    references = references_in(schema)
     if len(references) * deepest > MOST_LEVELS:
         raise ValueError(f"it has {len(references)} references and {deepest} levels, which may lead too deep")
     named = [each["patternProperties"] for each in objects if isinstance(each.get("patternProperties"), dict)]
@@ -87,6 +87,12 @@ def _check_schema(schema: Any) -> None:
         raise ValueError(f"it has more than {MOST_NAME_PATTERNS} patternProperties")
     for _, why in costly(schema):
         raise ValueError(why)
+
+
+def references_in(schema: Any) -> set[str]:
+    """All values of ``$ref``."""
+    objects = (value for value, _ in _values(schema) if isinstance(value, dict))
+    return {each["$ref"] for each in objects if isinstance(each.get("$ref"), str)}
 
 
 def costly(schema: Any) -> Iterator[tuple[str, str]]:
@@ -98,7 +104,7 @@ def costly(schema: Any) -> Iterator[tuple[str, str]]:
         yield "multipleOf", f"its {len(multiples)} multipleOf allow too many remainders"
     texts = (each.get(key) for each in objects for key in ("pattern", "format"))
     different = {each for each in texts if isinstance(each, str)}
-    if len(different) > MOST_COMBINED and any("allOf" in each or _joins(each) for each in objects):
+    if len(different) > MOST_COMBINED and any(map(_joins, objects)):
         why = f"it may combine {len(different)} patterns, and at most {MOST_COMBINED} can be"
         yield from (
             (key, why) for key in ("pattern", "format") if any(isinstance(each.get(key), str) for each in objects)
@@ -106,8 +112,13 @@ def costly(schema: Any) -> Iterator[tuple[str, str]]:
 
 
 def _joins(value: Mapping[str, Any]) -> bool:
-    """Whether another schema of the same value is joined with other keywords."""
-    return any(key in value for key in _JOINS) and any(
+    """Whether another schema of the same value is joined with others, or with other keywords."""
+    joined = [key for key in _JOINS if key in value]
+    if "allOf" in joined:
+        is_alone = isinstance(value["allOf"], list) and len(value["allOf"]) == len(joined) == 1
+        if not is_alone or "patternProperties" in value:
+            return True
+    return bool(joined) and any(
         key in value for key in ("pattern", "format", "properties", "additionalProperties", "items", "prefixItems")
     )
 
