@@ -232,13 +232,7 @@ def test_texts_around_blocks_that_are_left_out_stand_apart(between: list[dict[st
 def test_a_summary_stands_for_what_came_before_it() -> None:
     summary = {"type": "compaction", "content": "the summary"}
     older = {"type": "compaction", "content": "older"}
-    long = [
-        user("x"),
-        assistant([older, text("a")]),
-        user("y"),
-        assistant([text("b"), summary, text("c")]),
-        user("z"),
-    ]
+    first, last = assistant([older, text("a")]), assistant([text("b"), summary, text("c")])
     assert said(user("x"), first, user("y"), last, user("z")) == [user("the summary"), assistant("c"), user("z")]
     assert said(user("x"), assistant([summary])) == [user("the summary")]
     assert said(user("x"), assistant([summary]), user("z")) == said(user("the summary"), user("z"))

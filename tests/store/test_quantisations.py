@@ -161,11 +161,9 @@ def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None
         ({"m-int4.gguf": 4, "m-q8.gguf": 8, "m-q5.gguf": 5, "m-BF16.gguf": 16}, "INT4"),
         ({"m.q4km.GGUF": 4, "m-F16.gguf": 16}, "Q4KM"),
         ({"m.q4km.gguf": 4, "m.Q8_0.gguf": 8}, "Q8_0"),
-        ({"M-NVFP4.gguf": 4, "m-BF16.gguf": 16, "tokenizer.gguf": 0.01}, "M-NVFP4.gguf"),
-        ({"m-UD-Q6_K_XL.gguf": 7, "m-UD-Q8_K_XL.gguf": 10, "m-F16.gguf": 16}, "UD-Q6_K_XL"),
-        ({"m.gguf": 9, "m-F16.gguf": 16}, "F16"),
-        ({"m.gguf": None, "m-F16.gguf": 16}, "F16"),
-        ({"m.gguf": 4, "m-F16.gguf": None}, "F16"),
+        ({"a/m-q4.gguf": 4, "b/m-F16.gguf": 16}, "Q4"),
+        ({"m-NVFP4.gguf": 4, "m-F16.gguf": 16}, "F16"),
+        ({"m.gguf": 4, "m-F16.gguf": 16}, "F16"),
         ({"m-q2.gguf": 2, "m-q3.gguf": 3}, "Q3"),
         *(
             ({name: size, "Foo-8B-F16.gguf": 16}, "F16")
@@ -176,12 +174,14 @@ def test_kernel_types_near_four_bits_are_chosen_before_llama_cpp_types() -> None
                 "wavtokenizer.gguf": 2,
                 "Foo-draft.gguf": 2,
                 "Foo-draft-q4.gguf": 2,
+                "Foo-8B-draft.gguf": 2,
+                "Foo-8B-Chat-q4.gguf": 4,
             }.items()
         ),
         ({"m-F16.gguf": 16, "m-Q2_K.gguf": 3.2, "m-UD-IQ1_S.gguf": 2}, "F16"),
     ],
 )
-def test_sixteen_bits_come_after_the_same_model_in_less_whose_type_is_unknown(
+def test_sixteen_bits_come_after_the_same_model_whose_name_says_fewer_bits_alone(
     files: dict[str, float | None], name: str
 ) -> None:
     assert chosen(listing(files)) == name
@@ -231,6 +231,8 @@ def test_a_repository_with_several_models_is_an_error() -> None:
     which = "holds 2 models, and the request does not say which: a-0.5b-q4_k_m.gguf, a-1.5b-q4_k_m.gguf"
     assert which in caught.value.message
     assert caught.value.hint == "name one: hf:org/repo/a-0.5b-q4_k_m.gguf"
+    with pytest.raises(DownloadError, match="holds 2 models"):
+        chosen(listing({"M-1B-q4.gguf": 1, "M-3B-q8.gguf": 3}))
     with pytest.raises(DownloadError, match="holds 2 models"):
         chosen(listing({"a.gguf": 1, "b.gguf": 2}))
     with pytest.raises(DownloadError, match=r"no \.gguf model"):

@@ -281,11 +281,11 @@ def test_a_cache_below_a_folder_that_is_not_known_is_an_error(monkeypatch: pytes
         ("HF_HOME", "", "Bearer hf_own"),
         ("XDG_CACHE_HOME", "", "Bearer hf_own"),
         ("HF_TOKEN", "hf_named", "Bearer hf_named"),
-        ("HF_TOKEN_PATH", "here/token", None),
-        ("HF_HOME", "here", None),
+        ("HF_TOKEN_PATH", "here/token", "Bearer hf_here"),
+        ("HF_HOME", "here", "Bearer hf_here"),
     ],
 )
-def test_no_token_is_read_from_the_current_folder(
+def test_a_token_of_the_current_folder_is_read_only_if_a_variable_names_it(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, sent: str | None
 ) -> None:
     from huggingface_hub import constants
@@ -296,7 +296,7 @@ def test_no_token_is_read_from_the_current_folder(
     monkeypatch.setenv(name, value)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "here/token")  # read when huggingface_hub is imported
     monkeypatch.chdir(tmp_path)
-    for folder, token in (("here", "hf_wrong"), (".cache/huggingface", "hf_own\n")):
+    for folder, token in (("here", "hf_here"), (".cache/huggingface", "hf_own\n")):
         Path(folder).mkdir(parents=True)
         (Path(folder) / "token").write_text(token, encoding="ascii")
     fetch_hub_file(WANTED, Network(endpoint=hub.endpoint, cache=tmp_path / "cache"))

@@ -60,8 +60,9 @@ _NO_ROPE = -1  # in place of a table's number
 # little of the file is in memory together with its copy.
 _STRIP_ROWS = 4096
 
-# What is compared of a file whose date has changed: another model differs in each block of weights.
-_SAMPLES, _SAMPLE_BYTES = 64, 4096
+# What is compared of files whose date has changed: another model differs in each block of weights. The blocks of a
+# model in many parts are shared out, as each is a seek where files come over a network.
+_SAMPLES, _LEAST_SAMPLES, _SAMPLE_BYTES = 64, 4, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +94,11 @@ class _Seen:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _sample(file: BinaryIO, size: int) -> bytes:
+def _sample(file: BinaryIO, size: int, samples: int) -> bytes:
     """The hash of some of a file's blocks, from its first to its last. Raises OSError."""
     found = hashlib.sha256()
-    for number in range(_SAMPLES):
-        file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+    for number in range(samples):
+        file.seek(max(0, size - _SAMPLE_BYTES) * number // (samples - 1))
         found.update(file.read(_SAMPLE_BYTES))
     return found.digest()
 
@@ -109,6 +110,7 @@ class WeightFiles:
     """
 
     def __init__(self, parts: Sequence[FilePart], table: FilePart | None = None) -> None:
+        self._samples = max(_LEAST_SAMPLES, _SAMPLES // max(1, len(parts)))
         self._seen = dict[Path, tuple[_Seen, bytes]]()
         self._parts = [(part, self._mapped(part.path, part.byte_count)) for part in parts]
         self._table = None if table is None else self._mapped(table.path, table.byte_count)
@@ -123,7 +125,7 @@ class WeightFiles:
                 if now == seen or (now.device, now.inode) != (seen.device, seen.inode):
                     continue
                 with path.open("rb") as file:  # the map of a file that becomes shorter may end the process
-                    same = now.bytes == seen.bytes and _sample(file, now.bytes) == sample
+                    same = now.bytes == seen.bytes and _sample(file, now.bytes, self._samples) == sample
                 if not same:
                     raise ModelFileError(
                         path,
@@ -156,7 +158,7 @@ class WeightFiles:
         try:
             with path.open("rb") as file:
                 seen = _Seen.of(os.fstat(file.fileno()))
-                self._seen[path] = seen, _sample(file, seen.bytes)
+                self._seen[path] = seen, _sample(file, seen.bytes, self._samples)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise cannot_map(path, error, "the file cannot be read") from error

@@ -128,11 +128,12 @@ class HubHttp:
         variable = next(filter(os.environ.get, ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")), None)
         file = Path(self._settings.HF_TOKEN_PATH)
         try:
-            if variable is not None or file.is_absolute():
+            stated = any(map(os.environ.get, ("HF_HOME", "HF_TOKEN_PATH")))
+            if variable is not None or file.is_absolute() or stated:
                 token = get_token()
-            else:  # an empty HF_HOME, or a path in the current folder, whose files may be anybody's
+            else:  # an empty variable, for huggingface_hub the current folder, whose files may be anybody's
                 file = hub_home(os.environ, expanded("~")) / "token"
-                usable = not os.environ.get("HF_TOKEN_PATH") and file.is_absolute() and file.exists()
+                usable = file.is_absolute() and file.exists()
                 token = file.read_text(encoding="utf-8").strip() if usable else None
             readable = token is None or (token.isascii() and token.isprintable())
         except (OSError, UnicodeDecodeError):

@@ -53,9 +53,6 @@ _LAID_OUT_IQ3 = 1.35
 # A name that tells the bits of a weight and not the type. Elsewhere in a name it is a part of the model's.
 _BITS_ALONE = re.compile(r"(?<![a-z0-9])(?:q|int)([2-8])(?:k[sml]?)?$", re.IGNORECASE)
 
-# The bytes of the same weights as a share of sixteen bits': eight bits have scales too. Less is not the whole model.
-_SHARES_OF_FLOATS = (0.1, 0.55)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
@@ -70,6 +67,11 @@ class Quantisation:
     bytes: int | None
     native: bool | None
     fits: bool | None
+
+    @property
+    def says_bits_alone(self) -> bool:
+        """Whether the name tells the bits of a weight and not the type."""
+        return self.name is not None and _BITS_ALONE.match(self.name) is not None
 
     @property
     def label(self) -> str:
@@ -167,17 +169,17 @@ def choose_quantisation(listing: HubListing, available_bytes: int, named: str | 
             f"edgespec pull {listing.reference(least.files[0])}",
         )
     chosen = min(fitting, key=_rank)
-    rivals = [each for each in fitting if each.name == chosen.name and _model(each) != _model(chosen)]
+    if chosen.name in _FLOATS:
+        fewer_bits = [each for each in fitting if each.says_bits_alone and _model(each) == _model(chosen)]
+        chosen = min(fewer_bits, key=_rank, default=chosen)
+    like = [each for each in fitting if each.name == chosen.name or (each.says_bits_alone and chosen.says_bits_alone)]
+    rivals = [each for each in like if _model(each) != _model(chosen)]
     if rivals:
         names = ", ".join(sorted(each.files[0] for each in (chosen, *rivals)))
         raise DownloadError(
             f"{repo} holds {len(rivals) + 1} models, and the request does not say which: {names}",
             hint=f"name one: {listing.reference(chosen.files[0])}",
         )
-    if chosen.name in _FLOATS:
-        others = [each for each in fitting if each.native is False or _less_of(chosen, each)]
-        second = min(others, key=_rank, default=chosen)
-        chosen = chosen if second.native is False else second
     return QuantisationChoice(
         listing=listing,
         found=found,
@@ -192,19 +194,11 @@ def _nearest(named: str, found: Sequence[Quantisation]) -> str:
     return f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(names)}"
 
 
-def _less_of(floats: Quantisation, each: Quantisation) -> bool:
-    """Whether a file of unknown type seems to be the model of ``floats`` in fewer bits, by its name and size."""
-    if each.native is not None or each.bytes is None or not floats.bytes:
-        return False
-    least, most = _SHARES_OF_FLOATS
-    return least <= each.bytes / floats.bytes <= most and _model(each).startswith(_model(floats))
-
-
 def _rank(each: Quantisation) -> tuple[int, int, int, int, Sequence[str]]:
     """Sort key of ``choose_quantisation``, the best lowest. One file comes before the same model in parts, and a
     shorter name before one that says more, such as other types of some tensors.
     """
-    name, files = each.name or "", (len(each.files), len(each.files[0]), each.files)
+    name, files = each.name or "", (len(each.files), len(each.files[0].rpartition("/")[2]), each.files)
     if bits := _BITS_ALONE.match(name):
         name = next((usual for usual in PREFERRED if usual.startswith(f"Q{bits[1]}")), name)
     preferred = (*PREFERRED, *_FLOATS) if each.native else PREFERRED
@@ -221,7 +215,8 @@ def _bits_alone(filename: str) -> str | None:
 
 def _model(each: Quantisation) -> str:
     """The model's name without its quantisation, as far as the file's name tells."""
-    return QUANTISATION.sub("", model_stem(each.files[0]).rpartition("/")[2]).strip("-._ ").lower()
+    stem = model_stem(each.files[0]).rpartition("/")[2]
+    return (_BITS_ALONE if each.says_bits_alone else QUANTISATION).sub("", stem).strip("-._ ").lower()
 
 
 def _reason(chosen: Quantisation, *, single: bool, room: int) -> str:
