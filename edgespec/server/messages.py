@@ -107,7 +107,7 @@ def lacking(given: Sequence[object]) -> list[bool]:
     """
     own = [each if isinstance(each, Mapping) else {} for each in given]
     kinds = [_kinds(each.get("content")) for each in own]
-    roles = [each.get("role") or _role_of(str(each.get("type"))) for each in own]
+    roles = [role_of(each.get("role")) or _role_of(str(each.get("type"))) for each in own]
     answered = max((at for at, role in enumerate(roles[:-1]) if role == "assistant"), default=-1)
     found, behind_result = list[bool](), False
     for at, (role, parts) in enumerate(zip(roles, kinds, strict=True)):

@@ -616,6 +616,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:"}}
 def test_what_was_answered_is_left_out_with_a_warning_and_new_parts_are_refused(part: Any, what: str) -> None:
     asked = user([{"type": "text", "text": "what is it?"}, part])
     found = read_chat({"messages": [asked, assistant("ok"), *HI]})
+    assert found == read_chat({"messages": [asked, {"role": "Model", "content": "ok"}, *HI]})
     assert found.messages[0] == user(f"what is it?\n[{what} was left out: this model reads text]")
     assert found.warnings == (f"in a user's message: {what} was left out: this model reads text",)
     for messages in ([asked], [*HI, assistant("ok"), asked], [asked, assistant("It is")], [asked, assistant("")]):
