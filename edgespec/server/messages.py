@@ -37,8 +37,20 @@ _OTHERS = {
     "document": "a document",
     **dict.fromkeys(("file", "input_file", "container_upload"), "a file"),
 }
-# What these parts have: a member of the second is not a text. A program's own list of files has none of them.
-_HELD = ("data", "file_data", "file_id", "file_url", "image_url", "video_url")
+# What parts have whose types are words of other programs too: a member of the second is not a text. A program's own
+# list of files has none of them.
+_HELD = (
+    "data",
+    "file_data",
+    "file_id",
+    "file_url",
+    "image_url",
+    "video_url",
+    "base64",
+    "bytes",
+    "image",
+    "inlineData",
+)
 _HELD_OBJECTS = ("source", "file", "audio", "input_audio", "resource")
 # The members of MCP's whole results, and of its parts without a type.
 _RESULT_MEMBERS = {"content", "isError", "structuredContent", "_meta"}
@@ -247,13 +259,14 @@ def result_texts(given: Any, read: Callable[[Mapping[str, Any]], str | None] = l
         return []
     whole = isinstance(given, Mapping) and isinstance(given.get("content"), list) and given.keys() <= _RESULT_MEMBERS
     parts = given["content"] if whole else given if isinstance(given, list) else [given]
-    texts = [_result_text(each, read) for each in parts]
+    beside_text = any(isinstance(each, Mapping) and str(each.get("type")) in _PARTS for each in parts)
+    texts = [_result_text(each, read, beside_text=beside_text) for each in parts]
     if None not in texts and (texts or not whole):
         return [text for text in texts if text is not None]
     return [json.dumps(_without_data(given), ensure_ascii=False)]
 
 
-def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None]) -> str | None:
+def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None], *, beside_text: bool) -> str | None:
     """The text of a part, or what the model reads in its place; None for other JSON."""
     if not isinstance(part, Mapping):
         return part if isinstance(part, str) else None
@@ -261,14 +274,16 @@ def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None]) 
     is_text = kind in _PARTS if isinstance(kind, str) else part.keys() <= _TEXT_MEMBERS
     text = part.get(_PARTS.get(str(kind), "text")) if is_text else None
     inner = resource.get("text") if kind == "resource" and isinstance(resource, Mapping) else None
-    return next((each for each in (read(part), text, inner, _instead_of(part)) if isinstance(each, str)), None)
+    instead = LEFT_OUT.get(str(kind)) if beside_text else _instead_of(part)
+    return next((each for each in (read(part), text, inner, instead) if isinstance(each, str)), None)
 
 
 def _instead_of(part: Mapping[str, Any]) -> str | None:
     """What the model reads in place of a part that is not text; None for other JSON."""
     kind = str(part.get("type"))
-    held = kind == "resource_link" or any(part.get(name) is not None for name in _HELD)
+    held = "_" in kind or any(isinstance(part.get(name), str | Mapping) for name in _HELD)
     held = held or any(not isinstance(part.get(name, ""), str) for name in _HELD_OBJECTS)
+    held = held or any(isinstance(each, str) and each.startswith("data:") for each in part.values())
     return LEFT_OUT.get(kind) if held else None
 
 

@@ -173,6 +173,11 @@ def test_what_was_answered_is_left_out_with_a_warning_and_new_parts_are_refused(
         ({"type": "image", "data": "AA", "mimeType": "image/png"}, None, "an image"),
         ({"type": "computer_screenshot", "image_url": "data:"}, None, "an image"),
         ([{"type": "document", "source": None}], None, "a document"),
+        ([{"type": "image", "base64": "AA", "mime_type": "image/png"}], None, "an image"),
+        ([{"type": "image", "source": "data:image/png;base64,AA"}], None, "an image"),
+        ([{"type": "input_image", "image_url": None}], None, "an image"),
+        ([{"type": "text", "text": "a"}, {"type": "image", "url": "u"}], "a\n[LACKS]", "an image"),
+        ([{"type": "file", "name": "a", "bytes": 3}], '[{"type": "file", "name": "a", "bytes": 3}]', None),
         ({"content": [{"type": "image", "data": "AA"}], "isError": False}, None, "an image"),
         ([{"type": "image", "data": "AA"}, {"ok": 1}], '["[LACKS]", {"ok": 1}]', "an image"),
         (

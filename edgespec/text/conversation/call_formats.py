@@ -24,7 +24,7 @@ _FILLED = {
 }
 _READ = ("{name}", "{key}", "{kind}")
 _CUTS = re.compile("(" + "|".join(map(re.escape, _FILLED)) + ")")
-_NAMED_TAG = re.compile(r'\{name\}"?>\Z')
+_NAMED_TAG = re.compile(r'"\{name\}">\Z')  # as in other XML; `<function={name}>` is none
 
 
 class Mark:
@@ -138,7 +138,7 @@ class CallFormat:
 
     @property
     def whole_beginnings(self) -> tuple[str, ...]:
-        """The ``beginnings``, where a tag that holds the name is whole: other markup begins like it."""
+        """The ``beginnings``, where an XML tag that holds the name is whole: other XML begins like it."""
         tags = {Mark(head).parts[0]: head for head in self.heads if _NAMED_TAG.search(head)}
         return tuple(tags.get(text, text) for text in self.beginnings)
 
