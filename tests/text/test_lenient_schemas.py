@@ -365,3 +365,11 @@ def test_a_refused_strict_tool_names_the_keyword_and_shows_no_grammar(
 def test_arguments_that_are_not_json_have_their_types_too(forms: Forms, style: CallFormat) -> None:
     own = tool("set", {"to": {"type": "FLOAT", "minimum": None}, "on": {"type": "int", "maximum": 3}}, "to")
     assert forms.compiled(begun_form(use(style, (own,)))).warnings
+
+
+def test_a_large_bound_is_kept_in_a_range(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    least = 2 * 10**18
+    schema = {"type": "integer", "minimum": least, "maximum": 2**63}
+    assert not forms.compiled(made(schema=schema, lenient=True)).warnings
+    assert takes(forms, tokenizer, str(least), schema=schema, lenient=True)
+    assert not takes(forms, tokenizer, "5", schema=schema, lenient=True)

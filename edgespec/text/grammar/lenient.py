@@ -39,7 +39,7 @@ _FORMATS = (
 )
 # The bounds of numbers, by whether they are lower ones: the inclusive one and the exclusive one.
 _BOUNDS = {True: ("minimum", "exclusiveMinimum"), False: ("maximum", "exclusiveMaximum")}
-# Numbers that are read as bounds: of whole numbers towards the end of the type, of others, and from zero.
+# Numbers that are read as bounds: of whole numbers towards the type's end or in a range, of others, and from zero.
 _MOST_WHOLE, _MOST, _LEAST = 2.0**63, 1e18, 1e-20
 # The ends of types of numbers, as programs write them: of 64 bits, with a sign and without, floats, and decimals.
 # Upper ones of whole numbers are read.
@@ -209,6 +209,8 @@ class _Parts:
             if not _is_number(own):
                 continue
             outwards = sign * float(str(own))  # of too many digits is infinite
+            is_range = any(_is_number(found.get(other)) for other in _BOUNDS[not is_lower])
+            most = _MOST_WHOLE if is_whole and (is_range or outwards > 0) else _MOST
             if 0 < abs(outwards) < _LEAST:
                 del found[name]
                 other = _BOUNDS[is_lower][outwards < 0]
@@ -216,9 +218,7 @@ class _Parts:
                 found[other] = further(0, found[other]) if _is_number(found.get(other)) else 0
             elif is_whole and not is_lower and 0 <= outwards < math.inf:
                 continue
-            elif outwards in _ENDS or (
-                self._is_lenient and abs(outwards) >= (_MOST_WHOLE if is_whole and outwards > 0 else _MOST)
-            ):
+            elif outwards in _ENDS or (self._is_lenient and abs(outwards) >= most):
                 del found[name]
                 if outwards not in _ENDS:
                     self._say(f"{name} {own!r:.40} is left out: it is too large")
