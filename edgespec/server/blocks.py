@@ -79,16 +79,19 @@ def read_blocks(given: object) -> list[Message]:
 
 def _summarised(given: list[Any]) -> list[Any]:
     """The last summary, if there is one, as a text of the user's, and what follows it."""
-    for at in reversed(range(len(given))):
-        content = given[at].get("content") if isinstance(given[at], Mapping) else None
-        if isinstance(content, list) and given[at].get("role") == "assistant":
-            for place in reversed(range(len(content))):
-                block = content[place]
-                if isinstance(block, Mapping) and block.get("type") == _SUMMARY and block.get("content"):
-                    summary = {"role": "user", "content": block["content"]}
-                    rest = [{**given[at], "content": content[place + 1 :]}] if content[place + 1 :] else []
-                    return [summary, *rest, *given[at + 1 :]]
-    return given
+    places = [
+        (at, place)
+        for at, each in enumerate(given)
+        if isinstance(each, Mapping) and each.get("role") == "assistant" and isinstance(each.get("content"), list)
+        for place, block in enumerate(each["content"])
+        if isinstance(block, Mapping) and block.get("type") == _SUMMARY and block.get("content")
+    ]
+    if not places:
+        return given
+    at, place = places[-1]
+    content = given[at]["content"]
+    rest = [{**given[at], "content": content[place + 1 :]}] if content[place + 1 :] else []
+    return [{"role": "user", "content": content[place]["content"]}, *rest, *given[at + 1 :]]
 
 
 def left_out_blocks(given: list[Any]) -> tuple[str, ...]:

@@ -54,9 +54,8 @@ def _as_one(pieces: Sequence[Piece]) -> Piece:
 
 def overlap(text: str, marks: Iterable[str]) -> int:
     """Length of the longest end of ``text`` that is the beginning of a mark, and not the whole mark."""
-    own = tuple(marks)
-    first, longest = {mark[:1] for mark in own}, max(map(len, own), default=0)
-    for at in range(max(0, len(text) - longest + 1), len(text)):
-        if text[at] in first and any(len(mark) > len(text) - at and mark.startswith(text[at:]) for mark in own):
-            return len(text) - at
-    return 0
+    longest = 0
+    for mark in marks:
+        lengths = range(min(len(mark) - 1, len(text)), longest, -1)
+        longest = next((length for length in lengths if text.endswith(mark[:length])), longest)
+    return longest
