@@ -4,10 +4,10 @@
 
 One home is never calibrated, the others differ from it in their measurements: made by `calibrate --quick` on a quiet
 machine (`quiet`), while a busy loop ran on every processor (`busy`) or on one (`one taken`), or those of `quiet` with
-the drafter's times doubled (`doubled`) or halved (`halved`), or with a note that answers agreed on the pipelined mode
-(`pipelined`). Then the machine is quiet. `ratios` are the geometric means over prompts of the seconds in `never` over
-the home's; `decode_s`, `tokens_per_round` and `modes` are by home and prompt. `gain` is plain decoding's seconds over
-the planned ones in `never`. Prints one JSON object.
+the drafter's times doubled (`doubled`) or halved (`halved`), or with a note that answers agreed on the pipelined mode,
+in which neither side slows the other down (`pipelined`). Then the machine is quiet. `ratios` are the geometric means
+over prompts of the seconds in `never` over the home's; `decode_s`, `tokens_per_round` and `modes` are by home and
+prompt. `gain` is plain decoding's seconds over the planned ones in `never`. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from typing import Any
 from benchmarks.processes import Answers, answers, busy_loops, edgespec, fresh_home, with_other_ids
 from edgespec.bench.statistics import geomean
 from edgespec.bench.suite import Prompt, load_suite
-from edgespec.calibration.kinds import ANSWERED
+from edgespec.calibration.kinds import ANSWERED, CONTENTION
 from edgespec.calibration.measurement_store import Measurements
 from edgespec.hardware.machine import usable_processors
 from edgespec.planning.choice.settled import Answered, Settled
+from edgespec.planning.cost.contention import Contention
 
 NEVER, QUIET = "never", "quiet"
 _TRIES = 5
@@ -74,10 +75,12 @@ def scale_drafter(folder: Path, factor: float) -> None:
 
 
 def agree_on_pipelined(folder: Path) -> None:
-    """Store that answers of the pair agreed on the pipelined mode."""
+    """Store that answers of the pair agreed on the pipelined mode, and times by which it is the faster one."""
     key = _pair(folder)
-    kind: Any = replace(ANSWERED, key=lambda *about: key)  # the key is known, the models' facts are not
-    Measurements(folder, key["target"]["machine"]).save(kind, Answered(mode=Settled(chosen="pipelined")))
+    wrong = {ANSWERED: Answered(mode=Settled(chosen="pipelined")), CONTENTION: Contention()}
+    for kind, value in wrong.items():
+        known: Any = replace(kind, key=lambda *about: key)  # the key is known, the models' facts are not
+        Measurements(folder, key["target"]["machine"]).save(known, value)
 
 
 def figures(rows: Mapping[str, Answers]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def test_measurements_changed_by_hand_are_read_as_measurements(tmp_path: Path) -
     times = ModelTimes(contexts=(96,), widths=(1,), forward_s=((0.01,),), prompt_token_s=0.001, repetitions=5)
     for each in (target, drafter):
         store.save(TIMES, times, each)
-    store.save(CONTENTION, Contention(target_factor=1.0, drafter_factor=1.0), target, drafter)
+    store.save(CONTENTION, Contention(target_factor=1.9, drafter_factor=1.8), target, drafter)
     scale_drafter(tmp_path, 2.0)
     agree_on_pipelined(tmp_path)
     read = Measurements(tmp_path, "machine")
@@ -73,6 +73,7 @@ def test_measurements_changed_by_hand_are_read_as_measurements(tmp_path: Path) -
     assert read.load(TIMES, target) == times
     assert answered is not None
     assert answered.mode.chosen == "pipelined"
+    assert read.load(CONTENTION, target, drafter) == Contention()
     assert json.loads(next(tmp_path.glob("answered-*.json")).read_text())["schema_version"] == 3
 
 

@@ -254,10 +254,19 @@ def test_a_pipelined_answer_is_compared_with_serial_drafting_at_the_same_share_o
     assert pipelined(1.3 * same).mode == "serial"
     assert pipelined(0.7 * same).mode == "pipelined"
     assert pipelined(same).mode is None, "it is within the interval"
-    assert pipelined(1.3 * same, rounds=10).mode is None, "so few rounds tell nothing"
-    assert [pipelined(30 * same, rounds=LEAST_ROUNDS - less).mode for less in (0, 1)] == ["serial", None]
+    assert pipelined(1.3 * same, rounds=10).mode is None, "it is within the interval of so few rounds"
     assert pipelined(same, rate=0.9).mode == "serial", "serial drafting would gain more in such a text"
     assert pipelined(1.3 * same).times is None
+
+
+def test_few_rounds_tell_against_the_pipelined_mode_and_not_for_it() -> None:
+    # Six rounds before drafting was paused, every guess right, of twice to three times a plain step.
+    lost = [overlapped(1, STEP_S * (2.0 + 0.2 * at)) for at in range(6)]
+    assert outcome_of(answer(pipelined=True), *lost).mode == "serial"
+    assert outcome_of(answer(pipelined=True), *lost[::5]).mode is None, "two are within their interval"
+    gained = [overlapped(1, STEP_S / 9 * (1.0 + 0.01 * at)) for at in range(LEAST_ROUNDS)]
+    assert outcome_of(answer(pipelined=True), *gained[1:]).mode is None
+    assert outcome_of(answer(pipelined=True), *gained).mode == "pipelined"
 
 
 def test_copies_of_the_text_make_serial_drafting_faster_by_what_trees_gain() -> None:
