@@ -4,10 +4,10 @@
 
 One home is never calibrated, the others differ from it in their measurements: made by `calibrate --quick` on a quiet
 machine (`quiet`), while a busy loop ran on every processor (`busy`) or on one (`one taken`), or those of `quiet` with
-the drafter's times doubled (`doubled`) or halved (`halved`), or with a note that answers agreed on the pipelined mode,
-in which neither side slows the other down (`pipelined`). Then the machine is quiet. `ratios` are the geometric means
-over prompts of the seconds in `never` over the home's; `decode_s`, `tokens_per_round` and `modes` are by home and
-prompt. `gain` is plain decoding's seconds over the planned ones in `never`. Prints one JSON object.
+the drafter's times doubled (`doubled`) or halved (`halved`), or with a note that answers agreed on the pipelined
+mode, in which neither side slows the other down (`pipelined`). Then the machine is quiet. `ratios` are the geometric
+means over prompts of the seconds in `never` over the home's; `decode_s`, `tokens_per_round` and `modes` are by home
+and prompt. `gain` is plain decoding's seconds over the planned ones in `never`. Prints one JSON object.
 """
 
 from __future__ import annotations
