@@ -77,10 +77,12 @@ def scale_drafter(folder: Path, factor: float) -> None:
 def agree_on_pipelined(folder: Path) -> None:
     """Store that answers of the pair agreed on the pipelined mode, and times by which it is the faster one."""
     key = _pair(folder)
-    wrong = {ANSWERED: Answered(mode=Settled(chosen="pipelined")), CONTENTION: Contention()}
-    for kind, value in wrong.items():
-        known: Any = replace(kind, key=lambda *about: key)  # the key is known, the models' facts are not
-        Measurements(folder, key["target"]["machine"]).save(known, value)
+    store = Measurements(folder, key["target"]["machine"])
+    # The key is known, the models' facts are not.
+    answered: Any = replace(ANSWERED, key=lambda *about: key)
+    contention: Any = replace(CONTENTION, key=lambda *about: key)
+    store.save(answered, Answered(mode=Settled(chosen="pipelined")))
+    store.save(contention, Contention())
 
 
 def figures(rows: Mapping[str, Answers]) -> dict[str, Any]:

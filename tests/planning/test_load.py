@@ -23,7 +23,7 @@ from edgespec.planning.depth.load import (
     charged,
     drafting_price,
 )
-from edgespec.planning.depth.price import PricedGate, choose_nodes
+from edgespec.planning.depth.price import FIRST_REST, PricedGate, choose_nodes
 from tests.planning.test_depth_control import begun, control, drafting, round_of
 from tests.support.drawn_requests import NATIVE, believed
 
@@ -95,6 +95,15 @@ def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_ga
     assert lone is not None
     assert lone.charged.token_s == pytest.approx(2 * lone.own.token_s)
     assert lone.own == price.own
+
+
+def test_an_answer_that_has_not_begun_to_draft_when_it_could_is_not_taken_to_begin() -> None:
+    depths = control()
+    young, old, drafts = begun(depths), begun(depths), drafting(depths)
+    assert old.may_draft
+    with_others(old, FIRST_REST, ALONE)
+    with_others(drafts, FIRST_REST, ALONE)
+    assert (young.may_draft, old.may_draft, drafts.may_draft) == (True, False, True)
 
 
 def test_a_draft_is_judged_as_if_those_that_may_draft_had_drafted_too(monkeypatch: pytest.MonkeyPatch) -> None:

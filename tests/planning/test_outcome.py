@@ -269,6 +269,40 @@ def test_few_rounds_tell_against_the_pipelined_mode_and_not_for_it() -> None:
     assert outcome_of(answer(pipelined=True), *gained).mode == "pipelined"
 
 
+def played(slower: float, reading: int = 0, tokens: int = 96) -> tuple[Outcome | None, int]:
+    """A pipelined answer whose rounds in parallel take ``slower`` plain steps, and how many rounds were in parallel.
+
+    The drafter reads in the first ``reading`` of each trial, and every guess is right.
+    """
+    own, written, parallel, trial = answer(pipelined=True), 0, 0, 0
+    while written < tokens:
+        took = {"round_s": slower * STEP_S, "verify_s": slower * STEP_S}
+        if not own.allow("model", 1).depth:
+            trial, own_round = 0, record()
+        else:
+            trial, parallel = trial + 1, parallel + 1
+            own_round = replace(overlapped(1) if trial > reading else record(overlapped=True), **took)
+        own.record(own_round)
+        written += own_round.emitted
+    own.end()
+    return own.outcome(), parallel
+
+
+@pytest.mark.parametrize("reading", [0, 1, 2])
+@pytest.mark.parametrize("slower", [1.6, 2.0, 2.6])
+def test_a_pipelined_answer_that_was_paused_for_what_it_lost_tells_so(slower: float, reading: int) -> None:
+    found, parallel = played(slower, reading)
+    assert found is not None
+    assert found.mode == "serial"
+    assert 2 <= parallel < 20
+
+
+def test_a_pipelined_answer_that_gains_is_not_paused() -> None:
+    found, parallel = played(1 / 4, tokens=400)
+    assert found is not None
+    assert (found.mode, parallel > 380) == ("pipelined", True)
+
+
 def test_copies_of_the_text_make_serial_drafting_faster_by_what_trees_gain() -> None:
     with_copies = replace(COSTS, drafts={**COSTS.drafts, "lookup": FREE})
     token_s, rounds = serial_s(0.7) / (0.99 * TREES_GAIN), 20_000

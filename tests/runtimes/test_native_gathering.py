@@ -91,6 +91,37 @@ def test_a_step_waits_a_moment_for_each_answer_between_two_forwards() -> None:
     assert gathering.wait_s() == 0.0, "its answer has ended, or does something else"
 
 
+def test_an_answer_that_comes_takes_none_of_the_moment_that_the_others_have() -> None:
+    gathering = Gathering()
+    answers = [gathering.answer(STEP_S, Caller()) for _ in range(3)]
+    for member in answers:
+        gathering.turns.went(member.caller)
+    began = gathering.clock.now
+    for left, member in zip((2, 1), answers, strict=False):
+        gathering.clock.now += 0.9 * BETWEEN_S
+        gathering.turns.came(member.caller, WEIGHT)
+        came = request(1, member=member)
+        came.since = gathering.clock.now
+        gathering.scheduler._waiting.append(came)
+        spent_s = gathering.clock.now - began
+        assert gathering.wait_s(since_s=spent_s) == pytest.approx(3 * BETWEEN_S - spent_s), f"{left} are away"
+
+
+def test_a_thread_that_twice_took_longer_than_a_step_waits_is_not_awaited_until_it_is_quicker() -> None:
+    gathering = Gathering()
+    other = Caller()
+    member = gathering.answer(STEP_S, other)
+    awaited = []
+    for gap_s in (0.5 * BETWEEN_S, 3 * BETWEEN_S, 3 * BETWEEN_S, 0.5 * BETWEEN_S):
+        gathering.turns.went(other)
+        gathering.clock.now += gap_s
+        gathering.turns.came(other, WEIGHT)
+        gathering.turns.went(other)
+        member.ended_at = gathering.clock.now
+        awaited.append(gathering.wait_s() > 0.0)
+    assert awaited == [True, True, False, True]
+
+
 def test_an_answer_whose_step_has_just_ended_is_awaited_before_its_thread_wakes() -> None:
     gathering = Gathering()
     other = Caller(weight=WEIGHT)

@@ -35,8 +35,9 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS
 from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
-from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, Outcome, Seen
+from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, ModeVerdict, Outcome, Seen
 from edgespec.planning.depth.price import (
+    FIRST_REST,
     HINDSIGHT,
     LEAST_READ,
     LEAST_RIGHT,
@@ -122,6 +123,7 @@ class AnswerDepth:
         self._loading, self._read, self._asked = False, 0, 0
         self._would_pause = False  # whether the drafter would have read for too long beside others
         self._costs, self._seen = control.costs, Seen()
+        self._tried = Seen()  # all rounds in parallel, those in which the drafter read among them
         self.ledger = Ledger(0.0, 0.0)
         self._own = self._now = times.all_now(prompt_tokens)  # without and with the delay of other answers
 
@@ -172,7 +174,8 @@ class AnswerDepth:
 
     @property
     def may_draft(self) -> bool:
-        return not self._unsuited and (self._trust.on or not self._trust.failed)
+        """Whether it drafts, or is young enough to begin: most that draft have begun by then, and some never do."""
+        return not self._unsuited and (self._trust.on or (not self._trust.failed and self._done < FIRST_REST))
 
     def allow_free(self, source: str) -> Allowance:
         with self._control.lock:
@@ -329,7 +332,7 @@ class AnswerDepth:
         """
         if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
             return False
-        if self._load.seen or not self._hindsight:  # then nothing is judged, or there is no look
+        if self._load.others or not self._hindsight:  # then the drafter is not timed, or there is no look
             return False
         price_s = load_s + read * cost.own.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
@@ -471,6 +474,7 @@ class AnswerDepth:
         """Note what a round got; of a pipelined answer, those in parallel from the first compared guess on."""
         seen = self._seen
         if self._pipelined is not None and record.overlapped:
+            self._tried.add(record.emitted, record.round_s)
             seen.compared += record.evaluated
             seen.right += record.accepted
         if not self._loading and (self._pipelined is None or (record.overlapped and seen.compared)):
@@ -479,18 +483,23 @@ class AnswerDepth:
     def outcome(self) -> Outcome | None:
         """What the answer got, and what it says of the plan; None after too few rounds, or beside other answers."""
         with self._control.lock:
-            seen, costs = self._seen, self._costs
-            if seen.rounds < 2 or self._load.seen:
+            costs, shown = self._costs, self._seen if self._seen.rounds > 1 else self._tried
+            if shown.rounds < 2 or self._load.seen:
                 return None
             both, told = self._pipelined is not None, self._now[0] >= LEAST_STEP_S
             judged = told and not both and costs.measured and costs.model is not None
             return Outcome(
-                rounds=seen.rounds,
-                tokens_per_round=seen.tokens_per_round,
-                token_s=seen.token_s,
-                times=seen.times() if judged else None,
-                mode=seen.mode(self._serial_token_s) if told and both else None,
+                rounds=shown.rounds,
+                tokens_per_round=shown.tokens_per_round,
+                token_s=shown.token_s,
+                times=self._seen.times() if judged else None,
+                mode=self._mode() if told and both else None,
             )
+
+    def _mode(self) -> ModeVerdict | None:
+        """The faster mode. Where parallel drafting was paused for what it lost, it lost, however few its rounds."""
+        lost = self._trust.failed and self._saved < 0.0
+        return self._seen.mode(self._serial_token_s) or ("serial" if lost else None)
 
     def _serial_token_s(self, rate: float) -> float:
         """Seconds of a token in the serial mode, now, with that share of right guesses."""

@@ -120,7 +120,7 @@ class Seen:
 
     def mode(self, serial_token_s: Callable[[float], float]) -> ModeVerdict | None:
         """The faster mode for this text, from pipelined rounds; ``serial_token_s`` by the share of right guesses."""
-        if not self.compared:
+        if not self.compared or self.rounds < 2:
             return None
         rate = self.right / self.compared
         off = NORMAL_95 * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
