@@ -28,8 +28,9 @@ def names_with_colons() -> Iterator[None]:
     if os.environ.get("_EDGESPEC_COMPLETE") != "complete_bash":
         yield
         return
-    at = int(os.environ["COMP_CWORD"])
-    words = os.environ["COMP_WORDS"].split("\n")[: at + 1]
+    number = os.environ.get("COMP_CWORD", "")
+    at = int(number) if number.isdecimal() else 0  # without bash's variables no word was typed
+    words = os.environ.get("COMP_WORDS", "").split("\n")[: at + 1]
     joined, colons = [""], True
     for word in words:
         before, colons = colons, word.startswith(":") and not word.strip(":")

@@ -103,7 +103,7 @@ class ModelKeeper:
         self._prepared = Future[None]()  # the vocabulary for forms, which takes a processor for a second
         self._stop_measuring = threading.Event()
         self._closed = False
-        self.on_load: Callable[[Engine], None] = lambda engine: None  # told of each engine that is loaded
+        self.on_load: Callable[[Engine], None] = lambda engine: None  # gets each engine, on a thread
         self._last_plan: Plan | None = None  # of the model that was freed last
         self.error: EdgespecError | None = None  # of the last attempt to load
         self._failed_at = -math.inf  # by the event loop's clock
@@ -210,7 +210,7 @@ class ModelKeeper:
             async with self._common.room.loading(self):
                 if self._freeing is not None:  # memory for both may be missing
                     await asyncio.wait([self._freeing])
-                engine = await self.threads.run(self._load, late=lambda engine: engine.close())
+                engine = await self.threads.run(self._load_and_tell, late=lambda engine: engine.close())
         except CancelledError:  # it was given up, and has not failed
             raise
         except EdgespecError as error:
@@ -223,12 +223,21 @@ class ModelKeeper:
         finally:
             self._loading = None
         self.error, self.loads = None, self.loads + 1
-        self.on_load(engine)
         self._idle_since = self._stays.loaded = _now()
         self._loaded = LoadedEngine(engine, SessionPool(engine), self.threads, self._common.forms)
         self._prepared = self._common.forms.prepare(engine)
         self._wait_idle()
         return self._loaded
+
+    def _load_and_tell(self) -> Engine:
+        """On a thread: ``on_load`` may compile the templates of the model, which takes long."""
+        engine = self._load()
+        try:
+            self.on_load(engine)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
 
     def _failed(self, error: EdgespecError) -> None:
         self.error, self._failed_at = error, _now()

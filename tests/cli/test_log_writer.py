@@ -19,12 +19,16 @@ class Pipe:
     """A stderr, and the end of it that a reader may read."""
 
     encoding = "utf-8"
+    is_terminal = False
 
     def __init__(self) -> None:
         self._reading, self._writing = os.pipe()
 
     def fileno(self) -> int:
         return self._writing
+
+    def isatty(self) -> bool:
+        return self.is_terminal
 
     def fill(self) -> int:
         """Write as much as fits. Returns the number of bytes."""
@@ -115,6 +119,29 @@ def test_lines_that_a_full_disk_did_not_take_are_counted(pipe: Pipe, monkeypatch
     log.write("first", "second", "third", "fourth", "fifth")
     log.close()
     assert pipe.read(4) == ["third", "fourth", "lines of the log that stderr did not take: 2", "fifth"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot wait for a pipe with select")
+@pytest.mark.parametrize(
+    ("is_terminal", "variables", "begin"),
+    [
+        (True, {}, "\r\x1b[2K"),
+        (True, {"TERM": "dumb"}, ""),
+        (True, {"NO_COLOR": "1"}, ""),
+        (False, {}, ""),
+    ],
+)
+def test_a_line_takes_the_place_of_a_bar_where_one_may_be_drawn(
+    is_terminal: bool, variables: dict[str, str], begin: str, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe.is_terminal = is_terminal
+    monkeypatch.setattr(sys, "stderr", pipe)
+    for name, value in {"TERM": "xterm", "NO_COLOR": "", **variables}.items():
+        monkeypatch.setenv(name, value)
+    log = LogWriter()
+    log.write("serving m")
+    log.close()
+    assert "\r".join(pipe.read(1)) == f"{begin}serving m"
 
 
 def test_a_closed_stderr_ends_nothing(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:

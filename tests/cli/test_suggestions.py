@@ -89,6 +89,20 @@ def test_shell_completion_prints_suggestions(tmp_path: Path, words: str, found: 
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("given", [{}, {"COMP_CWORD": "x", "COMP_WORDS": "edgespec"}, {"COMP_CWORD": "-1"}])
+def test_bash_that_does_not_say_what_was_typed_gets_no_error(
+    given: dict[str, str], here: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_EDGESPEC_COMPLETE", "complete_bash")
+    for name in ("COMP_CWORD", "COMP_WORDS"):
+        monkeypatch.setenv(name, "")  # restored afterwards: completing sets them
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    done = here()
+    assert (done.code, done.err) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

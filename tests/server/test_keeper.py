@@ -101,6 +101,24 @@ async def test_requests_wait_for_one_loading_and_share_it() -> None:
 
 
 @pytest.mark.anyio
+async def test_on_load_is_called_on_the_thread_of_the_load_and_may_fail() -> None:
+    told, keeper = list[int](), ModelKeeper(loads := Loads())
+    keeper.on_load = lambda engine: told.append(threading.get_ident())
+    await use(keeper)
+    assert threading.get_ident() not in told
+    await keeper.free()
+
+    def fail(_engine: Any) -> None:
+        raise ValueError("no card")
+
+    keeper.on_load = fail
+    with pytest.raises(EdgespecError, match="the model cannot be loaded: ValueError: no card"):
+        await use(keeper)
+    assert (len(told), len(loads.engines), loads.engines[1].closed) == (1, 2, True)
+    await keeper.close()
+
+
+@pytest.mark.anyio
 async def test_an_idle_model_is_freed_and_loaded_again_on_demand() -> None:
     loads = Loads()
     keeper = ModelKeeper(loads, keep_alive_s=0.02)

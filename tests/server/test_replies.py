@@ -168,6 +168,8 @@ def test_the_tokens_that_penalties_look_at_are_those_of_the_request_or_of_the_mo
         ({"repeat_penalty": 1.1}, 9, 9),
         ({"repeat_penalty": 1.1}, -1, -1),
         ({"repeat_penalty": 1.1, "repeat_last_n": -1}, None, -1),
+        ({"repeat_penalty": 1.0, "presence_penalty": 0.5}, None, -1),
+        ({"options": {"repeat_penalty": 1}}, None, -1),
         ({"repetition_penalty": 1.1}, None, -1),
         ({"repetition_penalty": 1.1}, 9, 9),
         ({"repetition_penalty": 1.1, "repeat_penalty": 1.0}, None, -1),

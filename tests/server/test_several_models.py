@@ -29,6 +29,8 @@ from edgespec.server.room import MOST_LOADING, GivenUpError, Room
 from edgespec.server.run import Server, open_sockets
 from edgespec.server.security import Access
 from edgespec.server.service import Served, Service
+from edgespec.text.chat_template.template import ChatTemplate
+from edgespec.text.conversation import model_template
 from edgespec.text.request_budget import RequestBudget
 from tests.support.http_server import WAIT_S, Running, wait_until
 from tests.support.tiny_models import TinyModels, answer
@@ -321,6 +323,26 @@ def states(server: Running) -> dict[str, str]:
     with server.client() as client:
         found: dict[str, str] = client.get("/health").json()["models"]
     return found
+
+
+def test_no_template_is_compiled_between_the_pieces_of_another_models_answer(
+    loads: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A template's text may take a quarter of a second: on the event loop all clients would wait for it."""
+    compile_one, on_a_loop = ChatTemplate.__init__, list[bool]()
+
+    def compile_seen(template: ChatTemplate, *args: Any, **settings: Any) -> None:
+        on_a_loop.append(asyncio._get_running_loop() is not None)
+        compile_one(template, *args, **settings)
+
+    monkeypatch.setattr(ChatTemplate, "__init__", compile_seen)
+    monkeypatch.setattr(model_template, "call_format", lambda source: source)  # all formats are known
+    with serving(loads, GIB) as server, server.client() as client:
+        for name in loads:
+            assert server.chat("hello", model=name, max_tokens=1).status_code == 200
+            assert client.post("/api/show", json={"model": name}).status_code == 200
+    assert len(on_a_loop) >= 2 * len(loads)
+    assert not any(on_a_loop)
 
 
 def test_each_model_answers_to_its_name_and_to_no_other(loads: dict[str, Any]) -> None:

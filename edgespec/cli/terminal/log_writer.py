@@ -8,11 +8,15 @@ import queue
 import sys
 import threading
 
+from edgespec.cli.terminal.output import stderr_is_rich
+
 # Some minutes of a busy server's lines. Prompts and answers are lines too, so characters have a limit as well.
 MOST_LINES = 1000
 MOST_CHARACTERS = 4_000_000
 # Time for the last lines to be written when the program ends.
 CLOSE_S = 1.0
+# A bar may stand in the last row, which is drawn again below the line.
+_OVER_THE_BAR = "\r\x1b[2K"
 
 
 class LogWriter:
@@ -70,7 +74,8 @@ class LogWriter:
     def _print(line: str) -> bool:
         """Whether the whole line was written. A closed stderr does not end the thread."""
         with contextlib.suppress(OSError, ValueError):
-            data = f"{line}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace")
+            over = _OVER_THE_BAR if stderr_is_rich() else ""
+            data = f"{over}{line}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace")
             # Not through Python's buffer, whose lock a waiting thread would hold when the program ends.
             descriptor = sys.stderr.fileno()
             while data:

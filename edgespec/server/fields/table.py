@@ -26,7 +26,7 @@ TABLES: Mapping[str, tuple[Field, ...]] = {
     "Anthropic's messages": messages.FIELDS,
     "Ollama's chat and generate": ollama.FIELDS,
 }
-# The penalty of llama.cpp and Ollama, and not vLLM's, which looks at the whole text.
+# The penalty of llama.cpp and Ollama, and not vLLM's, which looks at the whole text. With 1 there is none.
 _WINDOWED = "repeat_penalty"
 # What several fields set together.
 _OF_SEVERAL = ("template_variables", "form")
@@ -52,7 +52,7 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
             continue  # a client may send the names of several programs, with other values
         if (value := field.read(body)) is not None:
             before = into.setdefault(name, value)
-            if field.name.endswith(_WINDOWED):
+            if field.name.endswith(_WINDOWED) and value != 1:
                 found["usual_last_n"] = USUAL_LAST_N
             if name == "template_variables":
                 into[name] = {**value, **before}
