@@ -583,7 +583,7 @@ def attempts_of(ends: list[int | None], own: web.Web, file: Path, monkeypatch: p
 def test_a_server_that_starts_over_may_bring_less_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[int | None], attempts: int
 ) -> None:
-    """An attempt that takes minutes is no time in which the network was not reached."""
+    """The network counts as reached, though an attempt took minutes."""
     assert attempts_of(ends, web.Web("hub", lambda: False, 10.0), tmp_path / "file", monkeypatch) == attempts
 
 
