@@ -173,8 +173,8 @@ WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
 )
 
 # Times of a model's forwards in a setting. Those of a busy machine replace those of a quieter one only if these are
-# of too short contexts, and decide nothing where quiet times or estimates are known. Those of a shorter context do not
-# replace those of a longer one, without which longer sessions would have none.
+# of too short contexts, and decide nothing where quiet times or estimates are known. Those of a shorter context do
+# not replace those of a longer one, without which longer sessions would have none.
 TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
