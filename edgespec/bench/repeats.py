@@ -15,8 +15,9 @@ from edgespec.bench.statistics import NARROW_WITHIN
 from edgespec.bench.suite import Prompt
 from edgespec.engine.engine import Engine
 
-# The largest accepted difference of plain decoding from itself on one prompt. Four prompts with this standard
-# deviation give a category's interval of 1.96 / sqrt(4) times it: just as narrow as required.
+# The largest accepted difference of plain decoding from itself on one prompt. Three passes of each of four prompts
+# with this standard deviation give an interval of t(8) / sqrt(4) = 1.15 times it, a little wider than required; those
+# of five prompts, t(10) / sqrt(5) = 1.00 times it. So a run of few prompts may be noisy although none is disturbed.
 DISTURBED = NARROW_WITHIN
 # A prompt that is still disturbed after this many repeats is kept and reported.
 REPEATS = 3

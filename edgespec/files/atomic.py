@@ -89,6 +89,7 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
     Those are temporaries of processes that are gone, and of other hosts once nothing was written to them for a day.
     """
     removed = []
+    now: float | None = None  # by the clock of the file system; only other hosts' temporaries need it
     with contextlib.suppress(OSError):
         for entry in sorted(folder.iterdir()):
             match = _TEMPORARY.match(entry.name)
@@ -100,7 +101,8 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
                 if match["host"] == _HOST:
                     left = _is_gone(int(match["pid"]), match["birth"], entry)
                 else:
-                    left = _untouched_s(entry) > _OTHERS_UNTOUCHED_S
+                    now = _clock(folder) if now is None else now
+                    left = now - _last_write(entry) > _OTHERS_UNTOUCHED_S
                 if not left:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
@@ -111,15 +113,19 @@ def remove_stale_temporaries(folder: Path) -> list[Path]:
     return removed
 
 
-def _untouched_s(entry: Path) -> float:
-    """How long nothing was written to a file or folder, by the clock of its file system. Raises OSError."""
-    clock = entry.parent / temporary_name("clock")  # a server of files has its own clock
+def _clock(folder: Path) -> float:
+    """Now, by the clock of the folder's file system: a server of files has its own. Raises OSError."""
+    clock = folder / temporary_name("clock")
     clock.touch(exist_ok=False)
     try:
-        now = clock.lstat().st_mtime
+        return clock.lstat().st_mtime
     finally:
         clock.unlink(missing_ok=True)
-    return now - max(each.lstat().st_mtime for each in (entry, *entry.rglob("*")))
+
+
+def _last_write(entry: Path) -> float:
+    """When something was last written to a file or folder. Raises OSError."""
+    return max(each.lstat().st_mtime for each in (entry, *entry.rglob("*")))
 
 
 def _is_gone(pid: int, birth: str | None, entry: Path) -> bool:

@@ -57,18 +57,21 @@ class Transfer:
                 )
             except UnreachableError as error:
                 failure = error
-            lost = isinstance(failure, LostError)
-            if file.tell() > before:
+            arrived = file.tell()
+            # The network of a server that started over is there: such an attempt counts, however long it took.
+            lost = isinstance(failure, LostError) and arrived >= before
+            if arrived > before:
                 breaks.clear()
-                until = time.monotonic() + LONGEST_RECONNECTION_S  # from the break on: a sleep may precede it
-                self.web.longest_wait_s = LONGEST_RECONNECTION_S
             else:
                 breaks[lost] += 1
+            if arrived != before:
+                until = time.monotonic() + LONGEST_RECONNECTION_S  # from the break on: a sleep may precede it
+                self.web.longest_wait_s = max(self.web.longest_wait_s, LONGEST_RECONNECTION_S)
             over = breaks[lost] >= BREAKS_WITHOUT_PROGRESS
             if lost and until is not None:
                 over = time.monotonic() >= until
             if over:
-                raise self._broken_off(failure, file.tell())
+                raise self._broken_off(failure, arrived)
             if lost and breaks[lost]:
                 self.stage(WAITING)
             self.web.pause(min(PAUSE_AFTER_BREAK_S * 2 ** breaks[lost], LONGEST_PAUSE_S))

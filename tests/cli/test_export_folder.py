@@ -211,6 +211,13 @@ def test_no_weights_are_downloaded_for_an_architecture_that_cannot_be_converted(
 
 
 @pytest.mark.slow
+def test_no_weights_are_downloaded_for_sampling_that_is_refused(hub: HubServer, tmp_path: Path) -> None:
+    hub.files["generation_config.json"] = b"{%s}" % (b" " * (1 << 20))
+    export_from(hub, tmp_path, *GGUF).failed_well("generation_config.json")
+    assert not list((tmp_path / "home" / "hub").rglob("model.safetensors"))
+
+
+@pytest.mark.slow
 def test_a_hub_repository_with_ggufs_is_exported_as_a_gguf(hub: HubServer, made: Path, tmp_path: Path) -> None:
     gguf = (made / "tiny-llama.gguf").read_bytes()
     hub.files = {"config.json": b"{}", "model.safetensors": b"x", "some.gguf": gguf}

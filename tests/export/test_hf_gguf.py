@@ -347,11 +347,25 @@ def test_the_makers_sampling_is_written(tmp_path: Path, stated: dict[str, Any], 
     assert read_header(tmp_path / "out" / "model.gguf").sampling == read
 
 
-def test_sampling_out_of_its_range_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("odd", "note"),
+    [
+        ({"top_k": 50.0}, "top_k must be a whole number from -1 to 2147483647, got 50.0"),
+        ({"top_p": 0.0}, "top_p must be a number from 1e-06 to 1, got 0.0"),
+        ({"temperature": "hot"}, 'temperature must be a number from 0 to 100, got "hot"'),
+        ({"do_sample": 1}, "do_sample must be true or false, got 1"),
+    ],
+)
+def test_sampling_that_cannot_be_read_is_left_out_with_a_note(tmp_path: Path, odd: dict[str, Any], note: str) -> None:
     source = write_random_folder(tmp_path / "in")
-    (source / "generation_config.json").write_text('{"do_sample": true, "top_p": 7}')
-    with pytest.raises(ModelFileError, match="top_p must be a number from"):
-        export(source, tmp_path / "out")
+    (source / "generation_config.json").write_text(json.dumps({"do_sample": True, **STATED, **odd}))
+    events = list[ProgressEvent]()
+    export(source, tmp_path / "out", job=Job(events.append))
+    expected = {name: value for name, value in READ.items() if name not in odd}
+    assert read_header(tmp_path / "out" / "model.gguf").sampling == expected
+    assert [(each.source, each.note) for each in events if each.note] == [
+        ("generation_config.json", f"{note}; it is left out")
+    ]
 
 
 def test_a_hugging_face_folder_can_be_quantised_during_conversion(tmp_path: Path) -> None:

@@ -208,6 +208,24 @@ def test_temporaries_of_another_host_are_removed_a_day_after_the_last_write(
     assert names(tmp_path) == sorted([young.name, ahead.name])
 
 
+def test_many_temporaries_of_another_host_need_one_look_at_the_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[Path]()
+    touch = Path.touch
+    monkeypatch.setattr(Path, "touch", lambda path, **options: (looks.append(path), touch(path, **options)))
+    remove_stale_temporaries(tmp_path)
+    assert not looks
+    monkeypatch.setattr(atomic, "_HOST", "aaaaaa")
+    others = [tmp_path / temporary_name(f"{number}.bin") for number in range(3)]
+    monkeypatch.setattr(atomic, "_HOST", "bbbbbb")
+    for path in others:
+        path.write_bytes(b"x")
+    assert remove_stale_temporaries(tmp_path) == []
+    assert len(looks) == 1
+    assert names(tmp_path) == sorted(path.name for path in others)
+
+
 @pytest.fixture
 def other_process() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as found:

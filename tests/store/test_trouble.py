@@ -513,6 +513,12 @@ def test_a_network_that_is_missing_from_the_start_is_not_waited_for(
     assert len(hub.bodies()) == transfer.BREAKS_WITHOUT_PROGRESS
 
 
+def transfer_of(own: web.Web, request: Callable[[int], AbstractContextManager[web.Response]]) -> transfer.Transfer:
+    """Of a file of 600 bytes."""
+    told = list[object]().append
+    return transfer.Transfer(web=own, name="file", request=request, size=600, most=600, arrived=told, stage=told)
+
+
 def test_once_bytes_came_a_connection_may_try_many_silent_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,16 +544,56 @@ def test_once_bytes_came_a_connection_may_try_many_silent_addresses(
         return own.answer("GET", "http://hub/file", lambda _response: DownloadError("refused"), headers={})
 
     with (tmp_path / "file").open("ab") as file, pytest.raises(web.UnreachableError, match="15 bytes of 600 bytes"):
-        transfer.Transfer(
-            web=own,
-            name="file",
-            request=request,
-            size=600,
-            most=600,
-            arrived=lambda _count: None,
-            stage=lambda _stage: None,
-        ).run(file)
+        transfer_of(own, request).run(file)
     assert late == [[False, True, True, True], *[[False, False, True, False]] * 2], "the third would begin too late"
+
+
+def attempts_of(ends: list[int | None], own: web.Web, file: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Attempts until the download gives up. The server starts over, and breaks off after the bytes in ``ends``.
+
+    None: it is not reached.
+    """
+    now, left = [0.0], iter(ends)
+    monkeypatch.setattr(transfer, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(web.Web, "pause", lambda *_: None)
+    asked = list[int]()
+
+    def request(offset: int) -> AbstractContextManager[web.Response]:
+        asked.append(offset)
+        end = next(left)
+        if end is None:
+            now[0] += 10
+            raise web.LostError("not reached")
+        now[0] += 200
+        return nullcontext(httpx.Response(200, content=bytes(end)))
+
+    with file.open("ab") as partial, pytest.raises(web.UnreachableError):
+        transfer_of(own, request).run(partial)
+    return len(asked)
+
+
+@pytest.mark.parametrize(
+    ("ends", "attempts"),
+    [
+        ([300, 290, 280, 270, 600], 4),  # three in a row
+        ([300, 290, 280, 310, 300, 290, 280, 600], 7),
+        ([300, 290, *[None] * 8, 310, *[None] * 9, 600], 20),  # each time the network is waited for
+    ],
+)
+def test_a_server_that_starts_over_may_bring_less_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: list[int | None], attempts: int
+) -> None:
+    """The network counts as reached, though an attempt took minutes."""
+    assert attempts_of(ends, web.Web("hub", lambda: False, 10.0), tmp_path / "file", monkeypatch) == attempts
+
+
+@pytest.mark.parametrize(("timeout_s", "longest_s"), [(10.0, 85.0), (300.0, 305.0)])
+def test_the_longest_wait_that_the_user_set_does_not_get_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float, longest_s: float
+) -> None:
+    own = web.Web("hub", lambda: False, timeout_s)
+    attempts_of([300, *[None] * 9], own, tmp_path / "file", monkeypatch)
+    assert own.longest_wait_s == longest_s
 
 
 # ------------------------------------------------------------------------------------------------------- disks

@@ -136,11 +136,13 @@ def _check(model: str, request: FolderRequest) -> None:
 
 
 def _read_settings(folder: Path, to: str) -> None:
-    """Raise EdgespecError for a config.json or a tokenizer that cannot be exported."""
+    """Raise EdgespecError for a config.json, a tokenizer or a generation_config.json that cannot be exported."""
     from edgespec.export.huggingface.config import read_config
     from edgespec.export.huggingface.description import describe_folder
+    from edgespec.export.huggingface.sampling import read_sampling
     from edgespec.export.huggingface.tokenizer import read_vocabulary
 
+    read_sampling(folder)
     rows = (describe_folder if to == "onnx" else read_config)(folder).vocabulary_size
     if rows is not None:
         read_vocabulary(folder, rows)

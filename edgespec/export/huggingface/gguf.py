@@ -68,7 +68,7 @@ def export_from_folder(
             source / CONFIG, f"pard_token is {mask}, and the embedding has {rows} rows", hint=DOWNLOAD_AGAIN
         )
     planned = plan_tensors(tensors, config, rows, source)
-    vocabulary, sampling = read_vocabulary(source, rows), read_sampling(source)
+    vocabulary, sampling = read_vocabulary(source, rows), read_sampling(source, job)
 
     kept_bytes = sum(tensor.byte_count for tensor in planned)
     header_bytes = _HEADER_BYTES + _TOKEN_BYTES * rows + _TENSOR_BYTES * len(planned)

@@ -71,7 +71,7 @@ def export_folder_to_onnx(
     require("onnx", "exporting to ONNX")
     check_destination(source / CONFIG, folder)
     model = describe_folder(source)
-    vocabulary, sampling = read_vocabulary(source, model.vocabulary_size), read_sampling(source)
+    vocabulary, sampling = read_vocabulary(source, model.vocabulary_size), read_sampling(source, job)
     tensors = read_safetensors_folder(source)
     untied = has_own_head(tensors)
     elements = [each.elements for each in tensors.values()]
