@@ -285,11 +285,12 @@ def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None], 
 
 def _instead_of(part: Mapping[str, Any]) -> str | None:
     """What the model reads in place of a part that is not text; None for other JSON."""
-    kind = str(part.get("type"))
+    if (kind := str(part.get("type"))) not in LEFT_OUT:
+        return None  # the rest takes long, and results may have thousands of objects
     held = "_" in kind or any(isinstance(part.get(name), str | Mapping) for name in _HELD)
     held = held or any(not isinstance(part.get(name, ""), str) for name in _HELD_OBJECTS)
     held = held or any(isinstance(each, str) and each.startswith("data:") for each in part.values())
-    return LEFT_OUT.get(kind) if held else None
+    return LEFT_OUT[kind] if held else None
 
 
 def _without_data(given: Any) -> Any:
