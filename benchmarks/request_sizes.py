@@ -4,8 +4,9 @@
 
 The largest texts of many kinds are read until the answer would begin, and texts of half their length: the ratio of
 the processor's times, the least of five each. A server of a tiny model gets the largest bodies that it takes, and
-makes a reply with log-probabilities, while another client reads a stream: the longest gap between two of its
-events. Clients send the largest texts and leave: the time until no request runs. Prints one JSON object.
+short ones of many values, and makes a reply with log-probabilities, while another client reads a stream: the longest
+gap between two of its events. Clients send the largest texts and leave: the time until no request runs. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from typing import Any
 
 from benchmarks.processes import serving
 from edgespec.files.home import Home
+from edgespec.server.bodies import MOST_PARSED_BYTES
 from edgespec.text.request_budget import RequestBudget
 from tests.support.request_sizes import TEXTS, prepare
 from tests.support.tiny_models import TinyModels
 
 LONGEST_CONTEXT = 131_072  # its texts take 50 ms or longer
 TURNS = 5
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LEAVING_S = 0.3  # until then the prompt is read
 STREAM_TOKENS = 1500
 REPLY = {"n": 8, "max_tokens": 1000, "logprobs": True, "top_logprobs": 20}
@@ -92,10 +95,24 @@ def bodies(most: int) -> dict[str, bytes]:
     }
 
 
-def sent(url: str, body: bytes) -> socket.socket:
+def short_bodies(context: int) -> dict[str, tuple[str, bytes]]:
+    """Bodies of many values, which are not parsed on a thread, with their routes."""
+    size, values = MOST_PARSED_BYTES - 1000, int(0.9 * RequestBudget(context).values)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": [{}] * min(size // 3, values // 4)}
+    found = {
+        "a result": (CHATS, {"messages": [*user("hello")["messages"], answer, result]}),
+        "prompts": (COMPLETIONS, {"prompt": [[1]] * min(size // 4, values // 5)}),
+        "a prompt": (COMPLETIONS, {"prompt": [1] * min(size // 2, values)}),
+    }
+    return {name: (path, json.dumps(body, separators=(",", ":")).encode()) for name, (path, body) in found.items()}
+
+
+def sent(url: str, body: bytes, path: str = CHATS) -> socket.socket:
     host, _, port = url.removeprefix("http://").partition(":")
     own = socket.create_connection((host, int(port)), 60)
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
     own.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
     return own
 
@@ -176,11 +193,12 @@ def measured(tiny: TinyModels, context: int) -> dict[str, Any]:
     with serving(tiny.folder, str(model), "--draft", "none", "--context", str(context)) as (url, _process):
         read_all(sent(url, json.dumps(user("hello")).encode()))
 
-        def gap(body: bytes) -> dict[str, float]:
-            return longest_gap(url, lambda: read_all(sent(url, body)))
+        def gap(body: bytes, path: str = CHATS) -> dict[str, float]:
+            return longest_gap(url, lambda: read_all(sent(url, body, path)))
 
+        short = {name: gap(body, path) for name, (path, body) in short_bodies(context).items()}
         return {
-            "bodies": {name: gap(body) for name, body in largest.items()},
+            "bodies": {name: gap(body) for name, body in largest.items()} | short,
             "reply": gap(asked),
             "place_s": {name: place_s(url, largest[name]) for name in ("one text", "blanks", "escapes")},
         }

@@ -95,8 +95,9 @@ def _summarised(given: list[Any]) -> list[Any]:
 
 
 def left_out_blocks(given: list[Any]) -> tuple[str, ...]:
-    """The warning about blocks of messages that ``read_blocks`` leaves out."""
-    own = (each["content"] for each in given if each["role"] == "assistant" and isinstance(each["content"], list))
+    """The warning about blocks of messages that ``read_blocks`` leaves out, but what a summary stands for."""
+    read = _summarised(given)  # only these were checked
+    own = (each["content"] for each in read if each["role"] == "assistant" and isinstance(each["content"], list))
     kinds = (block["type"] for content in own for block in content)
     return left_out("blocks", (kind for kind in kinds if kind in _ELSEWHERE), OF_ANOTHER_SERVER)
 

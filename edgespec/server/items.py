@@ -79,7 +79,9 @@ def _message(given: Mapping[str, Any], param: str, *, lacks: bool) -> Message:
     role = role_of(given.get("role"))
     if role in (None, "tool"):
         raise ApiError(f"the role of {param} must be user, system, developer or assistant", param=param)
-    said, thought = without_thoughts(given.get("content")) if role == "assistant" else (given.get("content"), "")
+    said, thought = given.get("content"), ""
+    if role == "assistant":
+        said, thought = without_thoughts(said, param)
     thinking = {THINKING[0]: thought} if thought else {}
     return {"role": role, "content": read_content(said, role, param, lacks=lacks), **thinking}
 
@@ -116,7 +118,7 @@ def _result(given: Mapping[str, Any], param: str) -> Message:
 
 def _reasoning(given: Mapping[str, Any], param: str) -> Message | None:
     """Thinking that the client has as text. Summaries are not what was thought, and encrypted texts are others'."""
-    thought = thought_text(given.get("content"))
+    thought = thought_text(given.get("content"), "content", param)
     return {"role": "assistant", "content": "", THINKING[0]: thought} if thought else None
 
 

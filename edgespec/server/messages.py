@@ -193,7 +193,7 @@ def _message(given: object, param: str, *, lacks: bool) -> Message:
     role = role_of(stated) or stated
     said, thought = given.get("content"), ""
     if role == "assistant":
-        said, thought = without_thoughts(said)
+        said, thought = without_thoughts(said, param)
     content = "\n".join(result_texts(said)) if role == "tool" else read_content(said, role, param, lacks=lacks)
     if role == "assistant" and not content:
         content = read_content(given.get("refusal"), role, param)
@@ -202,28 +202,33 @@ def _message(given: object, param: str, *, lacks: bool) -> Message:
         message["tool_calls"] = [_call(each, param) for each in calls] if isinstance(calls, list) else calls
     for name in (*THINKING, "tool_call_id", "name"):
         if (value := given.get(name)) is not None:  # what was said or thought may hold any character
-            message[name] = thought_text(value) if name in THINKING else check_texts(value, param)
+            message[name] = thought_text(value, name, param) if name in THINKING else check_texts(value, param)
     if thought and not any(map(message.get, THINKING)):
         message[THINKING[0]] = thought
     return message
 
 
-def without_thoughts(content: Any) -> tuple[Any, str]:
-    """An assistant's content without its parts of thinking, and their text."""
+def without_thoughts(content: Any, param: str) -> tuple[Any, str]:
+    """An assistant's content without its parts of thinking, and their text. Raises ApiError."""
     if not isinstance(content, list):
         return content, ""
     said, thoughts = list[Any](), list[str]()
     for part in content:
         if isinstance(part, Mapping) and part.get("type") in _THOUGHTS:
-            texts = (thought_text(part.get(name)) for name in _THOUGHT_NAMES)
+            texts = (thought_text(part.get(name), name, param) for name in _THOUGHT_NAMES)
             thoughts.append(next(filter(None, texts), ""))
         else:
             said.append(part)
     return said, "".join(thoughts)
 
 
-def thought_text(given: object) -> str:
-    """The text of thinking, which may come in parts. What has none, such as Mistral's references, is left out."""
+def thought_text(given: object, name: str, param: str) -> str:
+    """The text of thinking, which may come in parts. What has none, such as Mistral's references, is left out.
+
+    Raises ApiError for what has no parts.
+    """
+    if given is not None and not isinstance(given, str | list | Mapping):
+        raise ApiError(f"the {name} of {param} must be text or a list of parts", param=param)
     parts = given if isinstance(given, list) else [given]
     texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
     return "".join(text for text in texts if isinstance(text, str))
@@ -280,11 +285,12 @@ def _result_text(part: object, read: Callable[[Mapping[str, Any]], str | None], 
 
 def _instead_of(part: Mapping[str, Any]) -> str | None:
     """What the model reads in place of a part that is not text; None for other JSON."""
-    kind = str(part.get("type"))
+    if (kind := str(part.get("type"))) not in LEFT_OUT:
+        return None  # the rest takes long, and results may have thousands of objects
     held = "_" in kind or any(isinstance(part.get(name), str | Mapping) for name in _HELD)
     held = held or any(not isinstance(part.get(name, ""), str) for name in _HELD_OBJECTS)
     held = held or any(isinstance(each, str) and each.startswith("data:") for each in part.values())
-    return LEFT_OUT.get(kind) if held else None
+    return LEFT_OUT[kind] if held else None
 
 
 def _without_data(given: Any) -> Any:

@@ -31,8 +31,8 @@ def parse_body(raw: bytes, budget: RequestBudget) -> dict[str, Any]:
     """The JSON object in ``raw``. Raises ApiError with status 400, and what ``budget`` raises.
 
     Refused: text that is not UTF-8, names given twice, NaN and infinite numbers, more than ``MOST_NESTING`` levels,
-    more names and values than the budget allows. A byte order mark is skipped. Half of a surrogate pair, which
-    programs leave when they cut a text inside an emoji, is read as U+FFFD.
+    more names and values than the budget allows, where they are counted. A byte order mark is skipped. Half of a
+    surrogate pair, which programs leave when they cut a text inside an emoji, is read as U+FFFD.
     """
     if not raw.strip():
         raise _invalid("the body is empty; it must be a JSON object")
@@ -69,6 +69,7 @@ def _check_size(raw: bytes, budget: RequestBudget) -> None:
                 f"the JSON has more than {budget.values} names and values, the most for a context of "
                 f"{budget.context_length} tokens (an object or list counts as {_OF_AN_OBJECT})"
             )
+    budget.counted = count
 
 
 def check_text(text: str, param: str) -> str:

@@ -24,6 +24,7 @@ class RequestBudget:
         self.context_length = context_length
         self.body_bytes = _BODY_BYTES + _BODY_BYTES_PER_TOKEN * tokens
         self.values = _VALUES + _VALUES_PER_TOKEN * tokens  # names and values of JSON
+        self.counted = 0  # of these in its body
         self._characters = _READINGS * self.body_bytes
         self._until = time.monotonic() + seconds
         self.cancelled = False

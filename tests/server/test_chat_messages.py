@@ -90,7 +90,7 @@ def test_thinking_among_the_parts_of_an_answer_is_its_thinking(part: dict[str, A
     assert read_messages([*HI, assistant([part]), after])[1] == {**thought, "content": ""}
 
 
-@pytest.mark.parametrize("other", [3, {"a": 1}, [{"a": 1}], [], ""])
+@pytest.mark.parametrize("other", [{"a": 1}, [{"a": 1}], [], "", None])
 @pytest.mark.parametrize("name", THINKING)
 def test_thinking_without_text_is_left_out(name: str, other: Any) -> None:
     hidden = {"type": "redacted_thinking", "data": "gA"}
@@ -122,6 +122,8 @@ def test_thinking_without_text_is_left_out(name: str, other: Any) -> None:
         [*HI, {**assistant("x"), "tool_calls": [{"id": "\0"}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"function": {"name": "f\0"}}]}, user("y")],
         [*HI, {**assistant("x"), "tool_calls": [{"type": "custom", "custom": {"input": "z"}}]}, user("y")],
+        *([*HI, {**assistant("x"), name: 7}, user("y")] for name in THINKING),
+        [*HI, assistant([{"type": "thinking", "thinking": True}]), user("y")],
         [{"role": "function", "content": "x", "name": "f"}, *HI],
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Mapping
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -110,7 +111,7 @@ def test_each_key_has_its_own_items(tiny: TinyModels) -> None:
 @pytest.mark.anyio
 async def test_a_body_is_as_large_as_the_items_that_it_names() -> None:
     kept, threads, read_on = KeptItems(), Threads(1), list[str]()
-    kept.keep([item(each, "x" * (MOST_PARSED_BYTES // 2)) for each in "abcdefgh"])
+    kept.keep([item(each, "x" * (MOST_PARSED_BYTES // 2)) for each in ascii_letters])
 
     def read(body: Mapping[str, Any]) -> int:
         read_on.append(threading.current_thread().name)
@@ -135,7 +136,7 @@ async def test_a_body_is_as_large_as_the_items_that_it_names() -> None:
     here = threading.current_thread().name
     assert read_on == [here, here, "edgespec-serve"]
     with pytest.raises(ApiError, match="the body with the items that it names is larger") as large:
-        await size("abcdefgh")
+        await size(ascii_letters)
     assert large.value.status == 413
     with pytest.raises(ApiError, match="too many large requests"):
         await size("ab", most=MOST_PARSED_BYTES)

@@ -236,6 +236,10 @@ def test_a_summary_stands_for_what_came_before_it() -> None:
     assert said(user("x"), first, user("y"), last, user("z")) == [user("the summary"), assistant("c"), user("z")]
     assert said(user("x"), assistant([summary])) == [user("the summary")]
     assert said(user("x"), assistant([summary]), user("z")) == said(user("the summary"), user("z"))
+    searched = {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}
+    for before in ("junk", {"x": 1}, assistant([{"x": 1}]), assistant([searched])):
+        found = MESSAGES.read({"messages": [before, assistant([searched, summary])]})
+        assert (found.messages, found.warnings) == ((user("the summary"),), ())
 
 
 def test_a_file_for_another_servers_container_is_left_out_once_it_was_answered() -> None:

@@ -226,6 +226,7 @@ def test_thinking_that_the_client_has_as_text_comes_back_and_other_is_left_out()
     }
     for other in (hidden, {**thought, "content": [{"type": "reasoning_text"}]}, {**thought, "content": {}}):
         assert messages(HELLO, other, answer, HELLO)[1] == answer
+    assert "content of input[1] must be text" in refused(input=[HELLO, {**thought, "content": 7}, HELLO]).message
 
 
 @pytest.mark.parametrize(

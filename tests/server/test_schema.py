@@ -261,6 +261,8 @@ def test_fields_of_other_servers_mean_the_same_here() -> None:
     assert read_chat({"messages": HI, "min_new_tokens": 0, "min_tokens": 6}).min_tokens == 6
     assert read_chat({"messages": HI, "stopping_strings": ["a"]}).stop == ("a",)
     assert read_chat({"messages": HI, "stopping_strings": ["a"], "stop": "b"}).stop == ("b",)
+    for empty in ([], ""):
+        assert read_chat({"messages": HI, "stopping_strings": ["a"], "stop": empty}).stop == ("a",)
     assert read_chat({"messages": HI, "ban_eos_token": True}).ignore_eos
     for name, kind, text in (
         ("regex", "regex", "[0-9]+"),

@@ -48,10 +48,10 @@ def read_fields(api: str, body: Mapping[str, Any]) -> dict[str, Any]:
     for field in fields_for(api):
         group, _, name = (field.sets or field.name).rpartition(".")
         into = sampling if group == "sampling" else found
-        if name in into and name not in _OF_SEVERAL:
+        if into.get(name, ()) != () and name not in _OF_SEVERAL:
             continue  # a client may send the names of several programs, with other values
         if (value := field.read(body)) is not None:
-            before = into.setdefault(name, value)
+            before = into[name] = into.get(name) or value
             if field.name.endswith(_WINDOWED) and value != 1:
                 found["usual_last_n"] = USUAL_LAST_N
             if name == "template_variables":
