@@ -83,11 +83,6 @@ def parse_object(path: Path, raw: bytes, *, offset: int | None = None, hint: str
     return document
 
 
-def strict_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError, also for names given twice, NaN and infinity; RecursionError."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=no_constant, parse_float=finite)
-
-
 def _unique(pairs: _Pairs) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -107,6 +102,14 @@ def finite(digits: str) -> float:
     if math.isinf(number):
         raise ValueError(f"the number {digits[:_LONGEST_SHOWN]} is too large")
     return number
+
+
+def strict_json(text: str, parse_float: Callable[[str], float] = finite) -> Any:
+    """The value of a JSON text. Raises ValueError, also for names given twice, NaN and infinity; RecursionError.
+
+    ``parse_float`` reads numbers with a point or an exponent, and may raise ValueError.
+    """
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=no_constant, parse_float=parse_float)
 
 
 class Fields:

@@ -12,8 +12,12 @@ import pytest
 from edgespec.decoding.sampling import Sampling
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Done
+from edgespec.engine.pair import loaded_pair
 from edgespec.errors import InvalidRequestError
+from edgespec.text.conversation.tool_use import ToolUse
+from edgespec.text.grammar.calls import begun_form
 from edgespec.text.grammar.compiled import Forms
+from edgespec.text.grammar.form import Form
 from tests.engine.test_tools import TEMPLATE, tool
 from tests.support.scripted_gguf import write_scripted_gguf
 from tests.support.tiny_models import TinyModels, answer
@@ -128,6 +132,26 @@ def test_without_llguidance_a_call_that_begins_is_not_bound(wrong: Engine, monke
     done = ask(wrong)
     assert done.text == "".join(WRONG[:-1])
     assert json.loads(done.tool_calls[0].arguments) == {"city": "Berlin"}
+
+
+@pytest.mark.parametrize("too_large", [False, True])
+def test_the_form_of_begun_calls_is_written_once_for_all_cursors_of_an_answer(
+    wrong: Engine, monkeypatch: pytest.MonkeyPatch, too_large: bool
+) -> None:
+    written = list[bool]()
+
+    def counted(use: ToolUse, *, bare: bool) -> Form:
+        written.append(bare)
+        if too_large:
+            raise InvalidRequestError("too large")
+        return begun_form(use, bare=bare)
+
+    monkeypatch.setattr(loaded_pair, "begun_form", counted)
+    use = wrong.pair.prompts.tool_use(TOOLS)
+    assert use is not None
+    calls = wrong.pair.begun_calls(use, None, "")
+    assert [calls.begin(False) is None for _ in range(3)] == [too_large] * 3
+    assert written == [False]
 
 
 def test_an_answer_without_a_call_is_that_of_no_form(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

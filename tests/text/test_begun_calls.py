@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ConstraintError, InvalidRequestError
-from edgespec.text.conversation.call_formats import GEMMA, GLM, HERMES, MINICPM, MINIMAX, QWEN_XML, CallFormat
+from edgespec.text.conversation.call_formats import GEMMA, GLM, HERMES, MINICPM, MINIMAX, QWEN_XML, CallFormat, Mark
 from edgespec.text.conversation.thinking import ThinkingMarks
 from edgespec.text.grammar.begun_calls import BegunCalls, BegunCallsCursor
 from edgespec.text.grammar.calls import bare_beginning, begun_form, call_form
@@ -117,6 +117,25 @@ def test_tokens_outside_of_calls_take_the_same_time_with_many_tools(
 
     lines(own)  # what is computed once in a process is not counted
     assert lines(many) == lines(own)
+
+
+def test_a_token_without_the_beginning_of_a_mark_looks_for_none(
+    forms: Forms, tokenizer: GgufTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = list[str]()
+
+    def begun_at(_mark: Mark, text: str) -> int:
+        looked.append(text)
+        return len(text)
+
+    monkeypatch.setattr(Mark, "begun_at", begun_at)
+    cursor = constraint(forms, tokenizer).cursor()
+    begun, more = cut(tokenizer, "Let me see."), cut(tokenizer, " There is one or the other.")
+    cursor.at(begun)
+    looked.clear()
+    cursor.at([*begun, *more])
+    single = [token for token in more if len(tokenizer.token_bytes(token)) == 1]
+    assert len(looked) == len(single) < len(more)
 
 
 def test_in_a_call_the_mask_is_that_of_its_grammar(forms: Forms, tokenizer: GgufTokenizer) -> None:

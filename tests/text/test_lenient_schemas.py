@@ -321,6 +321,15 @@ def test_a_tool_that_is_too_costly_loses_the_keyword_or_is_free_alone(forms: For
         assert not whole(forms, tokenizer, form, said("clock", '{"zone": "x"}'))
 
 
+def test_one_tool_that_cannot_be_followed_frees_none_of_many_others(forms: Forms, tokenizer: GgufTokenizer) -> None:
+    many = tuple(tool(f"f{number}", {f"p{number}": {"type": "integer"}}, f"p{number}") for number in range(250))
+    asked = use(HERMES, (*many, tool("bad", {"x": {"$ref": "#/nowhere"}})))
+    form = call_form(asked, [each["function"]["name"] for each in asked.tools], several=False)
+    assert len(forms.compiled(form).warnings) == 1
+    assert whole(forms, tokenizer, form, said("f249", '{"p249": 7}'))
+    assert not whole(forms, tokenizer, form, said("f249", '{"p249": "7"}'))
+
+
 def test_the_schema_of_an_answer_beside_tools_is_refused_if_it_cannot_be_followed(forms: Forms) -> None:
     answer = made(schema={"$ref": "https://example.invalid/a"}, lenient=True)
     with pytest.raises(InvalidRequestError, match="cannot be followed"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+import sys
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from edgespec.errors import TemplateError
 from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.messages import read_conversation
 from edgespec.text.conversation.model_template import ModelTemplate, ModelTemplates
+from edgespec.text.conversation.shapes import Shapes
 from edgespec.text.tokenizers.tokenizer import Tokenizer
 
 Message = dict[str, Any]
@@ -44,6 +46,12 @@ RESULTS_FIRST = """{% for m in messages %}{% if m.role != 'tool' %}[{{ m.role }}
 {%- for r in messages if r.role == 'tool' and r.tool_call_id == c.id %} {{ r.content }}{% endfor %}
 {%- endfor %} {{ m.content }}
 {% endif %}{% endfor %}"""
+
+# As Gemma 4's first template, which takes results as responses of the message with their calls.
+RESPONDS = BODY.replace(
+    "{%- if m.role == 'tool' %}",
+    "{%- for r in m.tool_responses or [] %} {{ r.name }}: {{ r.response }}{% endfor %}{%- if m.role == 'tool' %}",
+)
 
 
 def user(content: str = "hello") -> Message:
@@ -227,25 +235,58 @@ def test_ids_name_their_function_where_the_template_shows_no_other_name() -> Non
 
 def test_results_are_responses_of_their_calls_where_the_template_takes_them_there() -> None:
     """As Gemma 4's first template does, which writes the role ``tool`` as a speaker's text."""
-    responds = BODY.replace(
-        "{%- if m.role == 'tool' %}",
-        "{%- for r in m.tool_responses or [] %} {{ r.name }}: {{ r.response }}{% endfor %}{%- if m.role == 'tool' %}",
-    )
     found = [result("a", '{"t": 21}'), result("b", "[1]"), result("lone", '{"t": NaN}')]
-    assert shown(responds, user(), said("", "a", "b"), *found, said("so"), result("late"))[1:] == [
+    assert shown(RESPONDS, user(), said("", "a", "b"), *found, said("so"), result("late"))[1:] == [
         '[assistant] <f {"x": "a"} a><f {"x": "b"} b> f: {\'t\': 21} f: [1] unknown: {"t": NaN}',
         "[assistant] so",
         "[tool] found (unknown late)",
     ]
     for text in ('{"t": "cut \\ud83d"}', json.dumps({"t": [0] * 8192})):
-        assert f"f: {text}" in shown(responds, user(), said("", "a"), result("a", text))[1], "half a pair, or long"
-    korean = shown(responds, user(), said("", "a"), result("a", '{"t": "\\ud55c \\ud83d\\ude00"}'))[1]
+        assert f"f: {text}" in shown(RESPONDS, user(), said("", "a"), result("a", text))[1], "half a pair, or long"
+    korean = shown(RESPONDS, user(), said("", "a"), result("a", '{"t": "\\ud55c \\ud83d\\ude00"}'))[1]
     assert "{'t': '한 😀'}" in korean
+    numbers = '{"t": [1.5, 1e-07, -2, 20000000000000000000]}'
+    assert (
+        "f: {'t': [1.5, 1e-07, -2, 20000000000000000000]}"
+        in shown(RESPONDS, user(), said("", "a"), result("a", numbers))[1]
+    )
+    for altered in ("3.10", "1E5", "52.5200081234567890123", '1, "t": 2', '[{"a": 1, "a": 1}]', "1e999"):
+        text = f'{{"t": {altered}}}'
+        assert f"f: {text}" in shown(RESPONDS, user(), said("", "a"), result("a", text))[1], (
+            "a value would be altered"
+        )
     some = json.dumps({"t": [0] * 3000})
-    _, first, second = shown(responds, user(), said("", "a"), result("a", some), said("", "b"), result("b", some))
+    _, first, second = shown(RESPONDS, user(), said("", "a"), result("a", some), said("", "b"), result("b", some))
     assert ("{'t': [0, 0" in first, "{'t'" in second) == (True, False), "together they are long"
     whole = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}"
     assert '"role": "tool"' in shown(whole, user(), said("", "a"), result())[-1]
+
+
+def test_responses_of_one_message_are_put_together_in_linear_work() -> None:
+    template = ModelTemplate(RESPONDS, dict)
+    sent = read_conversation([user(), said("", "a"), *(result() for _ in range(100))])
+    lists = list[list[Any]]()  # kept, so that none gets the place of another
+    written = 0
+
+    def trace(frame: FrameType, _event: str, _value: object) -> Any:
+        nonlocal written
+        if frame.f_code is Shapes._as_given.__code__:
+            for message in frame.f_locals.get("own", ())[-1:]:
+                own = message.get("tool_responses")
+                if own is not None and not any(own is each for each in lists):
+                    lists.append(own)
+                    written += len(own)
+        return trace
+
+    template.shaped(sent, tools=False)  # what is tried once is not counted
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        template.shaped(sent, tools=False)
+    finally:
+        sys.settrace(before)
+    assert len(lists[-1]) == 100
+    assert written <= 100
 
 
 @pytest.mark.parametrize("odd", ["<|im_end|>", "a b", "é" * 300])

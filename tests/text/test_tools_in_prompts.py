@@ -9,6 +9,7 @@ import pytest
 from edgespec.errors import InvalidRequestError
 from edgespec.text.conversation.conversation import PromptFormat
 from edgespec.text.conversation.messages import read_conversation
+from edgespec.text.conversation.model_template import ModelTemplate
 from edgespec.text.conversation.tools import check_tools
 from edgespec.text.tokenizers.gguf import GgufTokenizer
 
@@ -44,6 +45,12 @@ Return <tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\
 def test_tools_have_every_name_that_templates_read(tokenizer: GgufTokenizer) -> None:
     assert '"name": "f"' in prompt(SMOLLM3, tokenizer, USER, tools=[tool()])
     assert "<tools>" not in prompt(SMOLLM3, tokenizer, USER)
+
+
+def test_a_variable_of_the_request_stays_beside_its_tools() -> None:
+    template = ModelTemplate("{{ xml_tools }} {{ tools }}", dict)
+    assert template.render({"messages": [], "tools": ["a"]}) == "['a'] ['a']"
+    assert template.render({"messages": [], "tools": ["a"], "xml_tools": ["b"]}) == "['b'] ['a']"
 
 
 def test_tools_are_refused_where_a_template_only_speaks_of_them(tokenizer: GgufTokenizer) -> None:

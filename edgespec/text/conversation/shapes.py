@@ -18,6 +18,7 @@ from itertools import product, starmap
 from typing import Any
 
 from edgespec.errors import EdgespecError, InvalidRequestError
+from edgespec.files.checked import strict_json
 from edgespec.text.conversation.messages import THINKING, joined
 from edgespec.text.conversation.tools import Message, copied
 
@@ -299,7 +300,7 @@ class Shapes:
                 left -= len(message["content"])
                 found = _response(message["content"]) if left >= 0 else message["content"]
                 response = {"name": message.get("name", _UNKNOWN), "response": found}
-                own[-1] = {**own[-1], _RESPONSES: [*own[-1].get(_RESPONSES, ()), response]}
+                own[-1].setdefault(_RESPONSES, []).append(response)  # the message that has the calls, as written here
                 continue
             own.append(self._written(message))
         return own
@@ -363,13 +364,20 @@ def _written_call(call: Mapping[str, Any], form: _Form, ids: Callable[[str], str
 
 
 def _response(text: str) -> Any:
-    """A result as its JSON object, or as its text if it is none that a template takes."""
+    """A result as its JSON object, or as its text if it is none that a template takes, or if that would alter it."""
     try:
-        found = json.loads(text)
+        found = strict_json(text, _as_it_is)
         json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half of a surrogate pair
         return copied(found, "a result") if isinstance(found, dict) else text
     except (ValueError, RecursionError, InvalidRequestError):
         return text
+
+
+def _as_it_is(digits: str) -> float:
+    """A number of JSON. Raises ValueError if a template would write it differently, like 3.10."""
+    if repr(number := float(digits)) != digits:
+        raise ValueError(f"{digits} would become {number}")
+    return number
 
 
 def _short_id(given: str) -> str:

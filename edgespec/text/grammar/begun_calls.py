@@ -82,6 +82,7 @@ class BegunCallsCursor:
         self._thinks_again = thinking is not None and bool(thinking.answer)
         opening = (Mark(self._opening),) if self._thinks_again and self._opening else ()
         self._watched = (*self._marks, *opening)
+        self._firsts = frozenset(mark.parts[0][0] for mark in self._watched)
         self._tokens: list[int] = []
         self._places = [_Place(0, thinks=form.inside)]  # one more than tokens
         self._cursors: dict[bool, CallCursor | None] = {}
@@ -162,11 +163,14 @@ class BegunCallsCursor:
     # ---------------------------------------------------------------------------------------------- other text
 
     def _outside(self, place: _Place, token: int) -> _Place:
-        text, behind = place.text + self._written(token), len(self._tokens)
+        own = self._written(token)
+        text, behind = place.text + own, len(self._tokens)
         if place.thinks:
             if self._closing in text:
                 return _Place(behind, said=place.said)
             return replace(place, text=text[-len(self._closing) :])
+        if place.said and len(own) >= _BEFORE_MARK and self._firsts.isdisjoint(text):  # almost all tokens
+            return _Place(behind - 1, own, said=True)
         if self._opens_thinking(text, said=place.said):
             return _Place(behind, thinks=True, said=place.said)
         begun = self._mark_in(text, len(place.text))

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from edgespec.text.conversation.argument_values import json_type
+from edgespec.text.conversation.tools import MOST_TOOLS
 from edgespec.text.grammar.form import Form
 from edgespec.text.grammar.literal_calls import ABOUT
 from edgespec.text.grammar.size import costly, inner_schemas, references_in
@@ -45,7 +46,7 @@ _MOST_WHOLE, _MOST, _LEAST = 2.0**63, 1e18, 1e-20
 # Upper ones of whole numbers are read.
 _ENDS = (2.0**63, 2.0**64, 3.4028234663852886e38, float(2**96 - 1), sys.float_info.max, math.inf)
 _MAY_BE_NULL = ("const", "default")
-# Patterns and schemas of a form that are asked for alone; further ones are left out. A pattern takes 0.25 ms.
+# Patterns of a form that are asked for alone; further ones are left out. A pattern takes 0.25 ms.
 _MOST_ASKED = 200
 # Warnings about a form; further ones are counted.
 _MOST_SAID = 20
@@ -111,8 +112,8 @@ def opened(form: Form, why_not: Callable[[str], str]) -> tuple[Form, list[str]]:
         if not _is_lenient(schema):
             return schema
         text = json.dumps(schema, ensure_ascii=False)
-        if text not in reasons:
-            reasons[text] = why_not(text) if len(reasons) < _MOST_ASKED else "the tools have too many"
+        if text not in reasons:  # a small one takes 0.5 ms, and the form's length bounds all of them
+            reasons[text] = why_not(text) if len(reasons) < MOST_TOOLS else "the tools have too many"
         if not reasons[text]:
             return schema
         return {key: schema[key] for key in schema if key == "x-guidance" or (key, schema[key]) == ("type", "object")}
