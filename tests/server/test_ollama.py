@@ -200,7 +200,7 @@ def test_thinking_in_a_separate_message_belongs_to_the_answer_behind_it() -> Non
     thought, answer = {"role": "thinking", "content": "hm"}, {"role": "assistant", "content": "yes"}
     found = CHAT.read({"messages": [*HI, thought, answer, *HI]}).messages
     assert found[1:-1] == ({"role": "assistant", "content": "yes", "reasoning_content": "hm"},)
-    without_text = CHAT.read({"messages": [*HI, {**thought, "content": [{"type": "reference"}]}, answer, *HI]}).messages
+    without_text = CHAT.read({"messages": [*HI, {**thought, "content": [{"type": "x"}]}, answer, *HI]}).messages
     assert without_text[1:-1] == (answer,)
 
 
