@@ -159,7 +159,9 @@ class Client:
             raise TimeoutError(f"{way.path}: no reply to {len(body)} bytes") from error
         with response:
             found = response.read()
-            readable = is_long and way.path in _ANY_LENGTH and response.status == http.client.OK
+            # A stream that waits for its turn begins before its prompt is read: its refusal is a line.
+            told = way.path in _ANY_LENGTH or b'"error"' in found
+            readable = is_long and told and response.status == http.client.OK
             if not readable and not 400 <= response.status < 500:
                 raise ValueError(f"{way.path}: status {response.status} to {body[:60]!r}")
             if not json.loads(found):
