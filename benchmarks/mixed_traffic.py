@@ -160,11 +160,12 @@ class Client:
         with response:
             found = response.read()
             # A stream that waits for its turn begins before its prompt is read: its refusal is a line.
-            told = way.path in _ANY_LENGTH or b'"error"' in found
+            said = json.loads(found)
+            told = way.path in _ANY_LENGTH or (isinstance(said, dict) and said.get("error"))
             readable = is_long and told and response.status == http.client.OK
             if not readable and not 400 <= response.status < 500:
                 raise ValueError(f"{way.path}: status {response.status} to {body[:60]!r}")
-            if not json.loads(found):
+            if not said:
                 raise ValueError(f"{way.path}: a refusal says nothing")
 
     def announce_much(self, chance: random.Random) -> None:

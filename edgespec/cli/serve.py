@@ -209,6 +209,7 @@ def _load(
     download = not state.offline and limits.ledger is None and not loaded.is_set()
     with ExitStack() as failed:  # the end of a bar may fail
         with ProgressPrinter(quiet=state.quiet, say=say) as progress:
+            log.has_bar = lambda: progress.has_bar
             engine = Engine.load(
                 profile=profile, limits=limits, download=download, progress=progress, cancelled=stopped.is_set
             )

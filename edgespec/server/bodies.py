@@ -17,9 +17,9 @@ from edgespec.text.request_budget import RequestBudget
 
 T = TypeVar("T")
 
-# A larger body is parsed on a thread: 16 kB of empty objects take 8 ms, in which no other answer is sent.
-MOST_PARSED_BYTES = 16_384
-# A body with more names and values is read on a thread too: each takes some microseconds.
+# A larger body is parsed on a thread: this takes a few milliseconds, in which no other answer is sent.
+MOST_PARSED_BYTES = 65_536
+# A smaller one with more names and values is read on a thread: each takes some microseconds.
 MOST_READ_VALUES = 4000
 # Larger bodies that arrive or are parsed at the same time together.
 MOST_BODIES_BYTES = 64_000_000
@@ -92,8 +92,8 @@ class BodyReader:
                     found, size = await threads.run(parsed)
             else:
                 found, size = parsed()
-                self._hold(large, size, budget.counted)
-                if not large.size:
+                self._hold(large, size)
+                if not large.size and budget.counted <= MOST_READ_VALUES:
                     return read(found), size
             async with self._parsing:
                 return await threads.run(lambda: read(found)), size
@@ -102,12 +102,9 @@ class BodyReader:
         finally:
             self._large.discard(large)
 
-    def _hold(self, large: _Large, size: int, values: int = 0) -> None:
-        """Note the size of a body if it is large or has many values.
-
-        Raises ApiError beyond the limits of its owner and of all.
-        """
-        if size > MOST_PARSED_BYTES or values > MOST_READ_VALUES:
+    def _hold(self, large: _Large, size: int) -> None:
+        """Note the size of a body if it is large. Raises ApiError beyond the limits of its owner and of all."""
+        if size > MOST_PARSED_BYTES:
             large.size = size
             self._large.add(large)
             of_owner = sum(each.size for each in self._large if each.owner == large.owner)

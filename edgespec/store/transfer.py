@@ -49,6 +49,8 @@ class Transfer:
         until: float | None = None  # until when a lost network is waited for, once bytes arrived
         while True:
             before = file.tell()
+            if self.size is not None and before > self.size:
+                before = 0  # it is received anew
             try:
                 if self._receive(file):
                     break

@@ -32,7 +32,6 @@ async def read_on(body: bytes, context: int) -> str:
         return {"type": "http.request", "body": body}
 
     def read(given: Mapping[str, Any]) -> str:
-        assert (reader.held > 0) == (threading.current_thread() is not threading.main_thread())
         return threading.current_thread().name
 
     request = HttpRequest({"type": "http", "headers": []}, receive)

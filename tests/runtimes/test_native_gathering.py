@@ -107,21 +107,6 @@ def test_an_answer_that_comes_takes_none_of_the_moment_that_the_others_have() ->
         assert gathering.wait_s(since_s=spent_s) == pytest.approx(3 * BETWEEN_S - spent_s), f"{left} are away"
 
 
-def test_a_thread_that_twice_took_longer_than_a_step_waits_is_not_awaited_until_it_is_quicker() -> None:
-    gathering = Gathering()
-    other = Caller()
-    member = gathering.answer(STEP_S, other)
-    awaited = []
-    for gap_s in (0.5 * BETWEEN_S, 3 * BETWEEN_S, 3 * BETWEEN_S, 0.5 * BETWEEN_S):
-        gathering.turns.went(other)
-        gathering.clock.now += gap_s
-        gathering.turns.came(other, WEIGHT)
-        gathering.turns.went(other)
-        member.ended_at = gathering.clock.now
-        awaited.append(gathering.wait_s() > 0.0)
-    assert awaited == [True, True, False, True]
-
-
 def test_an_answer_whose_step_has_just_ended_is_awaited_before_its_thread_wakes() -> None:
     gathering = Gathering()
     other = Caller(weight=WEIGHT)

@@ -7,15 +7,14 @@ import os
 import queue
 import sys
 import threading
-
-from edgespec.cli.terminal.output import stderr_is_rich
+from collections.abc import Callable
 
 # Some minutes of a busy server's lines. Prompts and answers are lines too, so characters have a limit as well.
 MOST_LINES = 1000
 MOST_CHARACTERS = 4_000_000
 # Time for the last lines to be written when the program ends.
 CLOSE_S = 1.0
-# A bar may stand in the last row, which is drawn again below the line.
+# A bar in the last row is drawn again below the line.
 _OVER_THE_BAR = "\r\x1b[2K"
 
 
@@ -23,7 +22,10 @@ class LogWriter:
     """Writes lines in their order.
 
     Lines for which there is no room here or on the disk are dropped, and a line that follows says how many.
+    ``has_bar``: whether a bar stands in the terminal's last row now.
     """
+
+    has_bar: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(self, most_lines: int = MOST_LINES, most_characters: int = MOST_CHARACTERS) -> None:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -70,11 +72,10 @@ class LogWriter:
                 with self._lock:
                     self._dropped -= dropped
 
-    @staticmethod
-    def _print(line: str) -> bool:
+    def _print(self, line: str) -> bool:
         """Whether the whole line was written. A closed stderr does not end the thread."""
         with contextlib.suppress(OSError, ValueError):
-            over = _OVER_THE_BAR if stderr_is_rich() else ""
+            over = _OVER_THE_BAR if self.has_bar() else ""
             data = f"{over}{line}\n".encode(sys.stderr.encoding or "utf-8", "backslashreplace")
             # Not through Python's buffer, whose lock a waiting thread would hold when the program ends.
             descriptor = sys.stderr.fileno()

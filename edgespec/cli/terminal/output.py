@@ -394,6 +394,11 @@ class ProgressPrinter:
         whole = total or (1.0 if fraction is not None else None)
         self._bar.update(self._task, completed=done if total else fraction or 0.0, total=whole)
 
+    @property
+    def has_bar(self) -> bool:
+        """Whether a bar stands in the terminal's last row."""
+        return self._bar is not None
+
     def _finish(self) -> None:
         if self._bar is not None:
             self._bar.stop()

@@ -35,7 +35,7 @@ from edgespec.planning.cost.margins import DRAFT_MARGIN, TREES_GAIN
 from edgespec.planning.depth.base import NOT_CALIBRATED, OFF
 from edgespec.planning.depth.experience import GOOD_RATE, PAYS
 from edgespec.planning.depth.load import MET, SHARED_MARGIN, Load, charged, drafting_price
-from edgespec.planning.depth.outcome import LEAST_STEP_S, NEAR, ModeVerdict, Outcome, Seen
+from edgespec.planning.depth.outcome import DEARER, LEAST_STEP_S, NEAR, ModeVerdict, Outcome, Seen
 from edgespec.planning.depth.price import (
     FIRST_REST,
     HINDSIGHT,
@@ -124,6 +124,7 @@ class AnswerDepth:
         self._would_pause = False  # whether the drafter would have read for too long beside others
         self._costs, self._seen = control.costs, Seen()
         self._tried = Seen()  # all rounds in parallel, those in which the drafter read among them
+        self._tried_s = self._planned_s = 0.0  # what these took, and should have taken
         self.ledger = Ledger(0.0, 0.0)
         self._own = self._now = times.all_now(prompt_tokens)  # without and with the delay of other answers
 
@@ -169,13 +170,19 @@ class AnswerDepth:
     @property
     def _drafting(self) -> float:
         """How many of the other answers in the same steps draft too, or will: each shares the drafter's forwards."""
-        willing = sum(other.may_draft for other in self._control.running if other is not self)
+        return self._met(sum(other.may_draft for other in self._control.running if other is not self))
+
+    def _met(self, willing: int) -> float:
         return MET * min(self._load.others, willing)
 
     @property
     def may_draft(self) -> bool:
-        """Whether it drafts, or is young enough to begin: most that draft have begun by then, and some never do."""
-        return not self._unsuited and (self._trust.on or (not self._trust.failed and self._done < FIRST_REST))
+        return not self._unsuited and (self._trust.on or not self._trust.failed)
+
+    @property
+    def drafts_soon(self) -> bool:
+        """Whether it drafts, or is young: some that may draft never do, as where their drafter would read for long."""
+        return self.may_draft and (self._trust.on or self._done < FIRST_REST)
 
     def allow_free(self, source: str) -> Allowance:
         with self._control.lock:
@@ -332,7 +339,7 @@ class AnswerDepth:
         """
         if self._costs.checked or self._pipelined or self._rate is not None or self._done < HINDSIGHT:
             return False
-        if self._load.others or not self._hindsight:  # then the drafter is not timed, or there is no look
+        if self._load.seen or not self._hindsight:  # then nothing is judged, or there is no look
             return False
         price_s = load_s + read * cost.own.lag_token_s + self._lost_s(cost, 1)
         return price_s <= AT_ONCE * self.ledger.room_s
@@ -406,7 +413,8 @@ class AnswerDepth:
         with control.lock:
             self._load.see(record.company)
             others = record.company.answers
-            drafting = min(others, max(record.draft_companions, self._drafting))
+            soon = sum(other.drafts_soon for other in control.running if other is not self)
+            drafting = min(others, max(record.draft_companions, self._met(soon)))
             draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
@@ -475,6 +483,9 @@ class AnswerDepth:
         seen = self._seen
         if self._pipelined is not None and record.overlapped:
             self._tried.add(record.emitted, record.round_s)
+            self._tried_s += record.round_s
+            alone_s = self._now[min(record.width, len(self._now)) - 1]
+            self._planned_s += max(1.0, self._pipelined.target_factor) * alone_s
             seen.compared += record.evaluated
             seen.right += record.accepted
         if not self._loading and (self._pipelined is None or (record.overlapped and seen.compared)):
@@ -497,8 +508,8 @@ class AnswerDepth:
             )
 
     def _mode(self) -> ModeVerdict | None:
-        """The faster mode. Where parallel drafting was paused for what it lost, it lost, however few its rounds."""
-        lost = self._trust.failed and self._saved < 0.0
+        """The faster mode, by the rounds that compared guesses, or by what rounds cost that made drafting pause."""
+        lost = self._trust.failed and self._saved < 0.0 and self._tried_s > DEARER * self._planned_s
         return self._seen.mode(self._serial_token_s) or ("serial" if lost else None)
 
     def _serial_token_s(self, rate: float) -> float:

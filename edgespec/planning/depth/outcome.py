@@ -24,10 +24,14 @@ NEAR = 1024
 # Where a plain step takes less, Python's own time, up to a millisecond, is too large a part of every ratio.
 LEAST_STEP_S = 0.005
 
-# With fewer rounds of the pipelined mode an answer says nothing for it: two answers in a row decide until the next
-# calibration. Against it two rounds are enough: where both sides share the processors, a round takes twice as long as
-# a plain step, and drafting is paused after 2 to 6 (2 cores of an Intel Xeon with AVX-512 VNNI).
+# With fewer rounds of the pipelined mode their intervals say nothing of it: two answers decide until the next
+# calibration.
 LEAST_ROUNDS = 8
+
+# A pipelined answer that was paused for its loss says so, however few its rounds, if they took this many times as long
+# as the plan's contention says. Where both sides share the processors, a round takes 2 to 3 plain steps, and drafting
+# is paused after 2 to 6 (2 cores of an Intel Xeon, AVX-512 VNNI). Less may be a text that does not suit the drafter.
+DEARER = 1.25
 
 _Number: TypeAlias = Annotated[float, Range(0)]
 
@@ -120,14 +124,14 @@ class Seen:
 
     def mode(self, serial_token_s: Callable[[float], float]) -> ModeVerdict | None:
         """The faster mode for this text, from pipelined rounds; ``serial_token_s`` by the share of right guesses."""
-        if not self.compared or self.rounds < 2:
+        if not self.compared or self.rounds < LEAST_ROUNDS:
             return None
         rate = self.right / self.compared
         off = NORMAL_95 * math.sqrt(max(rate * (1.0 - rate), 1.0 / self.compared) / self.compared)
         fast, slow = serial_token_s(min(1.0, rate + off)), serial_token_s(max(0.0, rate - off))
         if self.token_s.low > slow:
             return "serial"
-        return "pipelined" if self.rounds >= LEAST_ROUNDS and self.token_s.high < fast else None
+        return "pipelined" if self.token_s.high < fast else None
 
 
 def _wrong(ratios: Sequence[float]) -> bool:

@@ -29,7 +29,7 @@ Hidden = NDArray[np.float32]
 
 # A thread between two forwards, for each that is or was between two while the step waits: one that compares and draws
 # takes 0.3 to 2 ms until its next request, and threads do so one after another. If it takes longer, its answer has
-# ended or does something else. A thread that took longer twice, as where its drafter is elsewhere, is not awaited.
+# ended or does something else.
 BETWEEN_S = 0.005
 # A step waits this many of its times for answers that draft or are between two forwards: their rows alone would take
 # a step.
@@ -454,11 +454,7 @@ class BatchScheduler:
             came = sum(begun < each.since < math.inf for each in self._waiting)
             longest_s = (len(between) + came) * BETWEEN_S
             # A thread whose request has just ended here may not have noticed.
-            left_at = [
-                each.left_at if each.weight is None else member.ended_at
-                for each, member in between
-                if min(each.gaps_s) < longest_s
-            ]
+            left_at = [each.left_at if each.weight is None else member.ended_at for each, member in between]
             return min(most_s, max((at + longest_s - now for at in left_at), default=0.0))
 
     @staticmethod

@@ -25,13 +25,11 @@ class Caller:
     """A thread that makes forwards: an answer's loop asks its drafter and its target one after the other.
 
     ``weight``: of the model that computes for it, or that it waits for; infinite while a text is read, None between
-    two forwards. ``left_at``: when its last forward ended, on the clock of the turns. ``gaps_s``: the seconds between
-    two forwards, the last two times.
+    two forwards. ``left_at``: when its last forward ended, on the clock of the turns.
     """
 
     weight: float | None = None
     left_at: float = -math.inf
-    gaps_s: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -84,7 +82,6 @@ class Turns:
 
     def came(self, caller: Caller, weight: float) -> None:
         """A model of this weight has a request of the caller; infinite if it reads a text."""
-        caller.gaps_s = caller.gaps_s[1], self._clock() - caller.left_at
         caller.weight = weight
         self._look_again()
 

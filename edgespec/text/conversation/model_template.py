@@ -64,7 +64,7 @@ class ModelTemplate:
         """
         given, absent = dict(values), ABSENT if self._takes_none else {}
         if "tools" in given:
-            given |= {name: given["tools"] for name in _TOOLS if name not in given and self.reads(name)}
+            given |= {name: given["tools"] for name in _TOOLS if not given.get(name) and self.reads(name)}
         return self._compiled.render(
             given.pop("messages"),
             add_generation_prompt=begins_answer,
