@@ -117,10 +117,9 @@ def _quieter(before: ModelTimes | Contention, now: ModelTimes | Contention) -> b
     return now.busy > before.busy
 
 
-def _better(before: ModelTimes, now: ModelTimes) -> bool:
-    """Whether ``before`` is at least as quiet, serves sessions at least as long, and is better in one of the two."""
-    reached, reaches = (probe_starts(each.contexts[-1] + PROBED)[-1] for each in (before, now))
-    return before.busy <= now.busy and reached >= reaches and (before.busy, reached) != (now.busy, reaches)
+def _quieter_and_as_far(before: ModelTimes, now: ModelTimes) -> bool:
+    """The same, unless only ``now`` was measured at contexts that a session of its length needs."""
+    return _quieter(before, now) and before.contexts[-1] >= probe_starts(now.contexts[-1] + PROBED)[-1]
 
 
 def _farther(before: WidthProbe, now: WidthProbe) -> bool:
@@ -173,15 +172,14 @@ WIDTHS: Kind[WidthProbe, [ModelFacts]] = Kind(
 )
 
 # Times of a model's forwards in a setting. Those of a busy machine replace those of a quieter one only if these are
-# of too short contexts, and decide nothing where quiet times or estimates are known. Those of a shorter context do
-# not replace those of a longer one, without which longer sessions would have none.
+# of too short contexts, and decide nothing where quiet times or estimates are known.
 TIMES: Kind[ModelTimes, [ModelFacts]] = Kind(
     "times",
     Annotated[ModelTimes, From(ModelTimes, _with_curves)],
     _timing_key,
     _without_defaults,
     any_build=True,
-    keeps=_better,
+    keeps=_quieter_and_as_far,
 )
 
 # T(1) of a model in a setting, in seconds, if only that was measured: on a quiet machine, as it is compared only.

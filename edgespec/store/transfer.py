@@ -50,7 +50,7 @@ class Transfer:
         while True:
             before = file.tell()
             if self.size is not None and before > self.size:
-                before = 0  # it is received anew
+                before = 0  # it is received from its beginning
             try:
                 if self._receive(file):
                     break

@@ -406,28 +406,6 @@ def test_times_of_too_short_contexts_are_replaced_also_by_those_of_a_busy_machin
     assert kept.load(kinds.TIMES, FACTS) == (long if replaced else short)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "busy", "replaced"),
-    [
-        (1018, 506, 0.0, False),
-        (1018, 992, 0.0, False),  # the native kernels at --context 1024
-        (8160, 506, 0.0, False),
-        (8160, 1018, 0.0, True),  # both serve any session
-        (1018, 1018, 0.0, True),
-        (506, 1018, 0.0, True),
-        (1018, 506, 0.5, True),  # quiet times are better than those of a busy machine
-    ],
-)
-def test_times_of_a_shorter_context_do_not_replace_those_that_longer_sessions_need(
-    kept: Measurements, before: int, now: int, busy: float, replaced: bool
-) -> None:
-    earlier = replace(TIMES, contexts=(96, before), busy=busy)
-    later = replace(TIMES, contexts=(96, now), prompt_token_s=0.1)
-    kept.save(kinds.TIMES, earlier, FACTS)
-    kept.save(kinds.TIMES, later, FACTS)
-    assert kept.load(kinds.TIMES, FACTS) == (later if replaced else earlier)
-
-
 def test_forgetting_plain_times_keeps_everything_else(kept: Measurements) -> None:
     kept.save(kinds.TIMES, TIMES, FACTS)
     kept.save(kinds.PLAIN, 0.5, FACTS)

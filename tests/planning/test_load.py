@@ -97,13 +97,14 @@ def test_an_answer_that_shares_its_drafters_forwards_pays_less_and_those_that_ga
     assert lone.own == price.own
 
 
-def test_an_answer_that_has_not_begun_to_draft_when_it_could_is_not_taken_to_begin() -> None:
+def test_an_answer_that_has_not_begun_to_draft_for_long_pays_for_no_draft_of_others() -> None:
     depths = control()
     young, old, drafts = begun(depths), begun(depths), drafting(depths)
-    assert old.may_draft
+    assert old.drafts_soon
     with_others(old, FIRST_REST, ALONE)
     with_others(drafts, FIRST_REST, ALONE)
-    assert (young.may_draft, old.may_draft, drafts.may_draft) == (True, False, True)
+    assert (young.drafts_soon, old.drafts_soon, drafts.drafts_soon) == (True, False, True)
+    assert old.may_draft, "or each would wait for another to begin"
 
 
 def test_a_draft_is_judged_as_if_those_that_may_draft_had_drafted_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from edgespec.planning.cost.margins import TREES_GAIN
 from edgespec.planning.depth.answer import AnswerDepth
 from edgespec.planning.depth.control import DepthControl
 from edgespec.planning.depth.outcome import (
+    DEARER,
     LEAST_ROUNDS,
     LEAST_STEP_S,
     NEAR,
@@ -254,27 +255,18 @@ def test_a_pipelined_answer_is_compared_with_serial_drafting_at_the_same_share_o
     assert pipelined(1.3 * same).mode == "serial"
     assert pipelined(0.7 * same).mode == "pipelined"
     assert pipelined(same).mode is None, "it is within the interval"
-    assert pipelined(1.3 * same, rounds=10).mode is None, "it is within the interval of so few rounds"
+    assert pipelined(1.3 * same, rounds=10).mode is None, "so few rounds tell nothing"
+    assert [pipelined(30 * same, rounds=LEAST_ROUNDS - less).mode for less in (0, 1)] == ["serial", None]
     assert pipelined(same, rate=0.9).mode == "serial", "serial drafting would gain more in such a text"
     assert pipelined(1.3 * same).times is None
 
 
-def test_few_rounds_tell_against_the_pipelined_mode_and_not_for_it() -> None:
-    # Six rounds before drafting was paused, every guess right, of twice to three times a plain step.
-    lost = [overlapped(1, STEP_S * (2.0 + 0.2 * at)) for at in range(6)]
-    assert outcome_of(answer(pipelined=True), *lost).mode == "serial"
-    assert outcome_of(answer(pipelined=True), *lost[::5]).mode is None, "two are within their interval"
-    gained = [overlapped(1, STEP_S / 9 * (1.0 + 0.01 * at)) for at in range(LEAST_ROUNDS)]
-    assert outcome_of(answer(pipelined=True), *gained[1:]).mode is None
-    assert outcome_of(answer(pipelined=True), *gained).mode == "pipelined"
-
-
-def played(slower: float, reading: int = 0, tokens: int = 96) -> tuple[Outcome | None, int]:
+def played(slower: float, reading: int = 0, tokens: int = 96, costs: Costs = COSTS) -> tuple[Outcome | None, int]:
     """A pipelined answer whose rounds in parallel take ``slower`` plain steps, and how many rounds were in parallel.
 
     The drafter reads in the first ``reading`` of each trial, and every guess is right.
     """
-    own, written, parallel, trial = answer(pipelined=True), 0, 0, 0
+    own, written, parallel, trial = answer(costs, pipelined=True), 0, 0, 0
     while written < tokens:
         took = {"round_s": slower * STEP_S, "verify_s": slower * STEP_S}
         if not own.allow("model", 1).depth:
@@ -295,6 +287,17 @@ def test_a_pipelined_answer_that_was_paused_for_what_it_lost_tells_so(slower: fl
     assert found is not None
     assert found.mode == "serial"
     assert 2 <= parallel < 20
+
+
+def test_a_pipelined_answer_whose_rounds_cost_what_the_plan_says_blames_the_text() -> None:
+    known = replace(COSTS, contention=Contention(target_factor=2.0, drafter_factor=2.0))
+    found, parallel = played(2.4, costs=known)
+    assert found is not None
+    assert (found.mode, parallel < LEAST_ROUNDS) == (None, True)
+    dearer, _ = played(2.6, costs=known)
+    assert dearer is not None
+    assert dearer.mode == "serial"
+    assert DEARER == 1.25
 
 
 def test_a_pipelined_answer_that_gains_is_not_paused() -> None:

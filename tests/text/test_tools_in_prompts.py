@@ -51,6 +51,7 @@ def test_a_variable_of_the_request_stays_beside_its_tools() -> None:
     template = ModelTemplate("{{ xml_tools }} {{ tools }}", dict)
     assert template.render({"messages": [], "tools": ["a"]}) == "['a'] ['a']"
     assert template.render({"messages": [], "tools": ["a"], "xml_tools": ["b"]}) == "['b'] ['a']"
+    assert template.render({"messages": [], "tools": ["a"], "xml_tools": []}) == "['a'] ['a']"
 
 
 def test_tools_are_refused_where_a_template_only_speaks_of_them(tokenizer: GgufTokenizer) -> None:

@@ -181,7 +181,7 @@ class AnswerDepth:
 
     @property
     def drafts_soon(self) -> bool:
-        """Whether it drafts, or is young: some that may draft never do, as where their drafter would read for long."""
+        """Whether it drafts, or is young: some that may draft never do, as where a drafter would read for long."""
         return self.may_draft and (self._trust.on or self._done < FIRST_REST)
 
     def allow_free(self, source: str) -> Allowance:

@@ -28,9 +28,9 @@ LEAST_STEP_S = 0.005
 # calibration.
 LEAST_ROUNDS = 8
 
-# A pipelined answer that was paused for its loss says so, however few its rounds, if they took this many times as long
-# as the plan's contention says. Where both sides share the processors, a round takes 2 to 3 plain steps, and drafting
-# is paused after 2 to 6 (2 cores of an Intel Xeon, AVX-512 VNNI). Less may be a text that does not suit the drafter.
+# A pipelined answer that was paused for its loss says so, however few its rounds, if these took this many times as
+# long as the plan's contention says. Where both sides share the processors, a round takes 2 to 3 plain steps, and
+# drafting is paused after 2 to 6 (2 cores of an Intel Xeon, AVX-512 VNNI). Less may be a text that does not suit.
 DEARER = 1.25
 
 _Number: TypeAlias = Annotated[float, Range(0)]

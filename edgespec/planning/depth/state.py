@@ -41,6 +41,10 @@ class Running(Protocol):
     def may_draft(self) -> bool:
         """Whether its drafting model drafts, or has not been found to be useless for it."""
 
+    @property
+    def drafts_soon(self) -> bool:
+        """The same of an answer that drafts, or has only begun."""
+
 
 class DepthState:
     """State shared by the answers of one engine. ``priors`` are keyed by source (if sampled: source + SAMPLED)."""

@@ -53,10 +53,10 @@ class Field:
     ``schema`` is what it may be; values outside an ``enum``, also of a member, ask for what is not supported. ``own``
     is what a value means here, None if nothing. ``sets`` names what it becomes, by default the field's own name: a
     field of Request, or behind ``sampling.`` one of Sampling. Of several fields that set the same, the first of the
-    table counts, of texts that end an answer the first that is not empty, of template variables for each name, and of forms the ``narrower`` one.
-    Absent and null mean the default of what is set. ``shown`` is another schema for the OpenAPI document, or False if
-    that leaves the field out. ``code`` is that of errors about what is not supported. With ``texts`` the field's
-    texts reach the model.
+    table counts, of texts that end an answer the first that is not empty, of template variables for each name, and of
+    forms the ``narrower`` one. Absent and null mean the default of what is set. ``shown`` is another schema for the
+    OpenAPI document, or False if that leaves the field out. ``code`` is that of errors about what is not supported.
+    With ``texts`` the field's texts reach the model.
     """
 
     name: str

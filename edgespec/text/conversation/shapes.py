@@ -13,8 +13,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from decimal import Decimal
+from functools import cached_property
 from itertools import product, starmap
 from typing import Any
 
@@ -375,7 +375,7 @@ def _response(text: str) -> Any:
 
 
 def _as_it_is(digits: str) -> float:
-    """A number of JSON. Raises ValueError if a template would write other digits, as of 3.10; `1e-7` may be `1e-07`."""
+    """A number of JSON. Raises ValueError if a template would write other digits, as of 3.10; 1e-7 may be 1e-07."""
     if Decimal(repr(number := float(digits))).as_tuple() != Decimal(digits).as_tuple():
         raise ValueError(f"{digits} would become {number}")
     return number
