@@ -25,9 +25,8 @@ class LogWriter:
     ``has_bar``: whether a bar stands in the terminal's last row now.
     """
 
-    has_bar: Callable[[], bool] = staticmethod(lambda: False)
-
     def __init__(self, most_lines: int = MOST_LINES, most_characters: int = MOST_CHARACTERS) -> None:
+        self.has_bar: Callable[[], bool] = lambda: False
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._most_lines = most_lines
         self._most_characters = most_characters

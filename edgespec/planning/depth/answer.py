@@ -21,7 +21,7 @@ While other answers are computed in the same steps, what drafting has to be wort
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.interfaces.drafting import COPIES
@@ -54,7 +54,7 @@ from edgespec.planning.depth.price import (
     worth_buying,
     worth_of,
 )
-from edgespec.planning.depth.state import DepthState
+from edgespec.planning.depth.state import DepthState, Running
 
 # A round may risk this share of the ledger's room: other programs may start to compute during the round.
 AT_ONCE = 0.85
@@ -124,7 +124,7 @@ class AnswerDepth:
         self._would_pause = False  # whether the drafter would have read for too long beside others
         self._costs, self._seen = control.costs, Seen()
         self._tried = Seen()  # all rounds in parallel, those in which the drafter read among them
-        self._tried_s = self._planned_s = 0.0  # what these took, and should have taken
+        self._planned_s = 0.0  # what these should have taken
         self.ledger = Ledger(0.0, 0.0)
         self._own = self._now = times.all_now(prompt_tokens)  # without and with the delay of other answers
 
@@ -170,9 +170,10 @@ class AnswerDepth:
     @property
     def _drafting(self) -> float:
         """How many of the other answers in the same steps draft too, or will: each shares the drafter's forwards."""
-        return self._met(sum(other.may_draft for other in self._control.running if other is not self))
+        return self._met(lambda other: other.may_draft)
 
-    def _met(self, willing: int) -> float:
+    def _met(self, is_willing: Callable[[Running], bool]) -> float:
+        willing = sum(is_willing(other) for other in self._control.running if other is not self)
         return MET * min(self._load.others, willing)
 
     @property
@@ -413,8 +414,7 @@ class AnswerDepth:
         with control.lock:
             self._load.see(record.company)
             others = record.company.answers
-            soon = sum(other.drafts_soon for other in control.running if other is not self)
-            drafting = min(others, max(record.draft_companions, self._met(soon)))
+            drafting = min(others, max(record.draft_companions, self._met(lambda other: other.drafts_soon)))
             draft_s = record.draft_s if record.source == control.model and not record.overlapped else 0.0
             control.load = self._load
             usual_s = times.usual_s(1 + record.company.rows, record.context_length)
@@ -483,7 +483,6 @@ class AnswerDepth:
         seen = self._seen
         if self._pipelined is not None and record.overlapped:
             self._tried.add(record.emitted, record.round_s)
-            self._tried_s += record.round_s
             alone_s = self._now[min(record.width, len(self._now)) - 1]
             self._planned_s += max(1.0, self._pipelined.target_factor) * alone_s
             seen.compared += record.evaluated
@@ -509,7 +508,7 @@ class AnswerDepth:
 
     def _mode(self) -> ModeVerdict | None:
         """The faster mode, by the rounds that compared guesses, or by what rounds cost that made drafting pause."""
-        lost = self._trust.failed and self._saved < 0.0 and self._tried_s > DEARER * self._planned_s
+        lost = self._trust.failed and self._saved < 0.0 and self._tried.seconds > DEARER * self._planned_s
         return self._seen.mode(self._serial_token_s) or ("serial" if lost else None)
 
     def _serial_token_s(self, rate: float) -> float:

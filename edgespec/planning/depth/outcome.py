@@ -100,6 +100,11 @@ class Seen:
         self._both += tokens * seconds
 
     @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return self._seconds
+
+    @property
     def tokens_per_round(self) -> Spread:
         mean = self._tokens / self.rounds
         return self._spread(mean, self._tokens2 - self.rounds * mean * mean, self.rounds)
