@@ -7,8 +7,8 @@ sampled, short and long prompts, and the routes that count tokens. Then clients 
 Others read slowly, open the page and ask about the server, leave in the middle of an answer, send malformed JSON,
 prompts and bodies that are too long and half a request, connect and say nothing, or ask again before their hole is
 filled. After a sixth of the time and at the end all clients stop, and the server's memory, threads and descriptors
-are counted; memory is counted every minute too. ``counted_mb`` is what the server says that its models and the
-conversations that it keeps take: they are as long as the requests of the moment. Prints one JSON object.
+are counted; memory is counted every minute too. It follows the conversations that the server keeps, which are as long
+as the requests of the moment. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -313,12 +313,10 @@ class Traffic:
             self.problems.append((what, problem))
 
 
-def resources(process: psutil.Process, client: Client) -> dict[str, float]:
+def resources(process: psutil.Process) -> dict[str, float]:
     """What the server holds now."""
-    counted = sum(each["size"] for each in json.loads(client.page("/api/ps"))["models"])
     return {
         "rss_mb": round(process.memory_info().rss / 1e6, 1),
-        "counted_mb": round(counted / 1e6, 1),
         "threads": process.num_threads(),
         "descriptors": process.num_fds(),
     }
@@ -346,7 +344,7 @@ def measure(model: str, minutes: float, clients: int) -> dict[str, Any]:
     """The report."""
     with tempfile.TemporaryDirectory() as place, serving(Path(place), model, "--context", "2048") as (url, server):
         expected = ask_alone(url, stream=False)
-        traffic, look = Traffic(url, expected), partial(resources, psutil.Process(server.pid), Client(url))
+        traffic, look = Traffic(url, expected), partial(resources, psutil.Process(server.pid))
         with sampled(look) as by_minute:
             traffic.run_for(60.0 * minutes / 6.0, clients, seed=1)
             time.sleep(QUIET_S)
@@ -367,7 +365,7 @@ def measure(model: str, minutes: float, clients: int) -> dict[str, Any]:
         "same_afterwards": again == expected,
         "early": early,
         "late": late,
-        **{f"{name}_by_minute": [each[name] for each in by_minute] for name in ("rss_mb", "counted_mb")},
+        "rss_mb_by_minute": [each["rss_mb"] for each in by_minute],
     }
 
 
